@@ -26,12 +26,23 @@ EXACT = {
     "with another": lambda a, b, x: (a == b, a < b, a <= b, a > b, b >= a),
     "where": lambda a, b, x: (torch.where(a > b, a, b), a.masked_fill(a < 0, -100)),
     "extremes": lambda a, b, x: (torch.maximum(a, b), torch.minimum(a, b), a.clamp(-1, 7)),
+    "that wrap": lambda a, b, x: (a + 1 > a, a - 1 < a, a + b, a - b, a * b, -a, a.abs() < 0),
     "one bound": lambda a, b, x: (a.clamp(min=7), a.clamp(max=7)),
     "casts": lambda a, b, x: (a.float(), a.double(), a.bool(), a.long(), torch.logical_not(a)),
     "of a float": lambda a, b, x: (a > x, a * 0.5, a / 8, a + x),
     "any": lambda a, b, x: ((a > 7).any(-1), (a == b).all(-1), (a > 0).sum(-1)),
 }
 SMALL = {
+    "beside counts": lambda a, b: (
+        a > (a > 0).sum(),
+        a + (b > 0).long(),
+        (b > 0).sum(-1) - a[:, 0],
+    ),
+    "beside casts": lambda a, b: (
+        a > (b.float() * 0.3).to(torch.int32),
+        a * torch.where(b > 0, 3, 5),
+    ),
+    "shifted": lambda a, b: (F.pad(a, (1, 1))[:, :-2] + 1).masked_fill(b == 1, 0),
     "sums": lambda a, b: (a + 2 * b - 3, a - b, torch.add(a, b, alpha=3), 5 - a),
     "signs": lambda a, b: (-a, (a - b).abs(), a * b),
     "halves": lambda a, b: (a.half(), b.to(torch.bfloat16)),

@@ -11,12 +11,6 @@ from tilewright.tensor_spec import WHOLE, TensorSpec
 SMALL = range(-3, 4)
 
 
-def names_of_elements(specs: Mapping[str, TensorSpec]) -> range:
-    """Whole numbers that may be labels, too, which name an element along any dim of the others."""
-    sizes = (n for spec in specs.values() for n in spec.shape if n > 1)
-    return range(min([SMALL.stop, *sizes]))
-
-
 def random_tensors(
     specs: Mapping[str, TensorSpec],
     kind: str = "random",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArgument
-from tilewright.examples import SMALL, names_of_elements, random_tensors
+from tilewright.examples import random_tensors
 from tilewright.fakes import without_hooks, without_memory
 from tilewright.indexed import Indexed
 from tilewright.outputs import dtypes_like, specs_of, tensors_of
@@ -237,8 +237,8 @@ class Op:
     flops: Callable[[Workload], int]
     check: Callable[[dict[str, Value]], dict[str, Value]] = lambda args: args
     bytes: Callable[[Workload], tuple[int, int]] = field(default=lambda w: compulsory_bytes(w))
-    examples: Callable[..., list[torch.Tensor]] = lambda w, *how, **named: _examples(
-        w, *how, **named
+    examples: Callable[..., list[torch.Tensor]] = lambda w, *how, **named: list(
+        random_tensors(w.tensors, *how, **named).values()
     )
     integer_exact: bool = False
     autocasts: bool = True
@@ -510,13 +510,6 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
         return OPS.add(reference.__name__, Op(reference.__name__, reference, **declared))
 
     return register
-
-
-def _examples(
-    w: Workload, kind: str = "random", seed: int = 0, device: torch.device | str = "cpu"
-) -> list[torch.Tensor]:
-    whole = names_of_elements(w.tensors) if w.operator.fused else SMALL
-    return list(random_tensors(w.tensors, kind, seed, device, whole).values())
 
 
 def told_apart(value: Value) -> Any:

@@ -7,6 +7,8 @@ difference in fp32 keeps few digits, or none.
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -19,9 +21,12 @@ from tilewright.tensor_spec import DTYPES, HALVES
 
 _IN_PYTHON: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "abs", *COMPARISONS)},
-    "where": lambda condition, a, b: a if condition else b,
+    **{"where": lambda condition, a, b: a if condition else b, "div": operator.truediv},
+    **{"pow": operator.pow, "sqrt": math.sqrt, "exp": math.exp, "log": math.log},
+    **{"reciprocal": lambda a: 1.0 / a, "rsqrt": lambda a: 1.0 / math.sqrt(a)},
 }
-"""Steps that raise for no numbers; Python does of a division by zero, which gives inf here."""
+"""Steps that Python takes at once; of what it raises for, PyTorch makes infinities and NaN."""
+_NEVER_RAISE = ("add", "sub", "mul", "neg", "abs", "where", *COMPARISONS)
 _OF_TORCH = {"and": "logical_and", "or": "logical_or", "not": "logical_not"}
 
 
@@ -39,25 +44,47 @@ class Numbers:
 
     def __call__(self, given: tuple[float, ...]) -> tuple[float, ...]:
         """In fp64, whatever the steps' dtypes are; what rounds to halves does so."""
-        values: list[Any] = []
-        for n in self.steps:
-            values.append(_value(n, [values[a] for a in n.args], given))
+        values = list(self._at_hand)
+        for place, number in self._given:
+            values[place] = given[number]
+        for place, step, operands in self._computed:
+            values[place] = step(*[values[a] for a in operands])
         return tuple([float(values[i]) for i in self.results])
 
+    @functools.cached_property
+    def _at_hand(self) -> list[Any]:
+        return [n.attr if n.op == "const" else None for n in self.steps]
 
-def _value(n: Node, operands: list[Any], given: tuple[float, ...]) -> Any:
-    if n.op == "scalar":
-        return given[n.attr]
-    if n.op == "const":
-        return n.attr
+    @functools.cached_property
+    def _given(self) -> list[tuple[int, int]]:
+        return [(i, n.attr) for i, n in enumerate(self.steps) if n.op == "scalar"]
+
+    @functools.cached_property
+    def _computed(self) -> list[tuple[int, Callable[..., Any], tuple[int, ...]]]:
+        steps = enumerate(self.steps)
+        return [(i, _function(n), n.args) for i, n in steps if n.op not in ("const", "scalar")]
+
+
+def _function(n: Node) -> Callable[..., Any]:
     if n.op == "cast":
         if n.dtype in HALVES:
-            return torch.tensor(operands[0], dtype=torch.float64).to(DTYPES[n.dtype]).item()
-        return bool(operands[0]) if n.dtype == "bool" else float(operands[0])
-    if n.op in _IN_PYTHON:
-        return _IN_PYTHON[n.op](*operands)
+            return lambda a: torch.tensor(a, dtype=torch.float64).to(DTYPES[n.dtype]).item()
+        return bool if n.dtype == "bool" else float
+    found = _IN_PYTHON.get(n.op)
+
+    def step(*operands: Any) -> Any:
+        try:
+            value = found(*operands) if found else None
+        except (ArithmeticError, ValueError):
+            value = None
+        return value if isinstance(value, (float, bool)) else _by_torch(n.op, *operands)
+
+    return _IN_PYTHON[n.op] if n.op in _NEVER_RAISE else step
+
+
+def _by_torch(op: str, *operands: Any) -> Any:
     tensors = [torch.tensor(x, dtype=torch.float64) for x in operands]
-    return getattr(torch, _OF_TORCH.get(n.op, n.op))(*tensors).item()
+    return getattr(torch, _OF_TORCH.get(op, op))(*tensors).item()
 
 
 def hoist_numbers(graph: Graph) -> Graph:

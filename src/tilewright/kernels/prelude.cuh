@@ -139,8 +139,10 @@ TW_DEVICE u32 half_mul(bf16, u32 a, u32 b) { return half_fma(a, b, 0x80008000u);
 #define TW_BINARY(name, half_name, expression)                                              \
   TW_DEVICE float name(float a, float b) { return expression; }                             \
   TW_DEVICE double name(double a, double b) { return expression; }                          \
-  TW_DEVICE int name(int a, int b) { return expression; }                                   \
-  TW_DEVICE i64 name(i64 a, i64 b) { return expression; }                                   \
+  TW_DEVICE u32 name(u32 a, u32 b) { return expression; }                                   \
+  TW_DEVICE u64 name(u64 a, u64 b) { return expression; }                                   \
+  TW_DEVICE int name(int a, int b) { return (int)name((u32)a, (u32)b); }  /* which wrap */  \
+  TW_DEVICE i64 name(i64 a, i64 b) { return (i64)name((u64)a, (u64)b); }                    \
   TW_DEVICE f16 name(f16 a, f16 b) { return f16{(u16)half_name(a, a.bits, b.bits)}; }       \
   TW_DEVICE bf16 name(bf16 a, bf16 b) { return bf16{(u16)half_name(a, a.bits, b.bits)}; }   \
   template <class T, int N> TW_DEVICE Vec<T, N> name(Vec<T, N> a, Vec<T, N> b) {            \

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import InvalidArgument
-from tilewright.fusion.frontend.trace import trace_truth
+from tilewright.fusion.frontend.picks import least_picked
 from tilewright.op import Workload
-from tilewright.tensor_spec import WHOLE
 
 SAMPLE_ELEMENTS = 2**21
 """Elements that an example compares; the random one compares all."""
@@ -87,7 +86,7 @@ def find_batch(w: Workload, tensors: Sequence[Tensor]) -> Batch:
     shape = w.outputs[0].shape
     if w.seed is not None:
         return Batch()  # what an element draws depends on its place among all
-    if _names_elements(w):
+    if w.operator.fused and least_picked(w) is not None:
         return Batch()  # an index may be beyond a part of a row, which ends a GPU's context
     if w.operator.indexed is not None:
         declared = w.operator.indexed.batch_dim(w)
@@ -100,14 +99,6 @@ def find_batch(w: Workload, tensors: Sequence[Tensor]) -> Batch:
             if size >= FEW_SLICES:
                 break
     return found
-
-
-def _names_elements(w: Workload) -> bool:
-    """Whether a person's function takes elements by an index."""
-    if not w.operator.fused or not any(s.dtype in WHOLE for s in w.tensors.values()):
-        return False
-    steps = (n.target for n in trace_truth(w).graph.nodes if n.op == "call_function")
-    return any(str(step).removeprefix("aten.").startswith(("gather", "scatter")) for step in steps)
 
 
 def _independent(w: Workload, tensors: Sequence[Tensor], batch: Batch) -> bool:

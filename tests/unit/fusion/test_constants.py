@@ -43,11 +43,20 @@ def test_constants_and_casts_are_pytorch_s(function):
     "function",
     [
         lambda x: torch.where(x > 0, 2**24 + 1, 0),
+        lambda x: torch.where(x > 0, 2**62 + 1, -(2**62) - 1) + (x > 1).long(),
         lambda x: torch.zeros_like(x, dtype=torch.int64).masked_fill(x > 0, -(2**24) - 1),
-        lambda x: x.long() == 2**24 + 1,
     ],
 )
-def test_whole_numbers_that_fp32_has_not_are_refused(function):
+def test_whole_numbers_that_fp32_has_not_are_chosen_exactly(function):
+    found = tw.fuse(function, name="constants")(X)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, function(X))
+
+
+def test_casts_are_not_compared_with_whole_numbers_that_fp32_has_not():
+    def function(x):
+        return x.long() == 2**24 + 1
+
     with pytest.raises(NoImplementation, match="16777217 beside whole numbers in f32, which holds"):
         tw.fuse(function, name="constants")(X)
     wide = torch.tensor([2.0**24, 2.0**24 + 1], dtype=torch.float64)

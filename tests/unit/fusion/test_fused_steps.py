@@ -134,14 +134,14 @@ def test_what_kernels_would_compute_otherwise_is_refused_with_its_line(reason, f
 
 
 REMEDIED = {
-    r"aten.arange.*: give positions, or a mask, as an argument": lambda x: x.tril(),
+    r"aten.arange.* by -1; whole numbers that grow are taken": lambda x: x + torch.arange(9, 0, -1),
     r"aten.argmax.*: .*amax and amin do not": lambda x: x.max(-1).values,
     r"aten.bmm.*: .*\(x \* y\)\.sum\(dim\)": lambda x: torch.einsum("ij,ij->i", x, x),
     r"aten.randn_like.*: give random numbers as an argument": lambda x: x + torch.randn_like(x),
     r"of floats; of indexing, slices are taken": lambda x: x[[0, 2]],
     r"aten.index.*: of indexing, slices are taken": lambda x: x[:, [3]],
     r"torch\.int8; .*int32 and int64 are taken": lambda x: x.round().to(torch.int8).float(),
-    r"integer arithmetic; cast first: \.float\(\)": lambda x: x / ((x > 0).sum() + 1),
+    r"integer arithmetic; cast first: \.float\(\)": lambda x: x / ((x > 0).sum() // 2),
 }
 
 
@@ -152,9 +152,10 @@ def test_a_refusal_says_what_may_be_done(remedy, fused):
         fused(REMEDIED[remedy])(x)
 
 
-def test_whole_numbers_are_to_be_cast_before_the_call(fused):
-    with pytest.raises(NoImplementation, match=r"lengths is i64; .*: give lengths\.float\(\)"):
-        fused(lambda x, lengths: x / lengths)(torch.randn(3), torch.arange(3))
+def test_whole_numbers_are_cast_where_they_meet_floats(fused):
+    x, lengths = torch.randn(3), torch.arange(3)
+    found = fused(lambda x, lengths: x / lengths)(x, lengths)
+    torch.testing.assert_close(found, x / lengths)
 
 
 @pytest.mark.parametrize("reason", REFUSED)

@@ -100,8 +100,6 @@ def test_gradients_are_those_of_the_floats(dtype, first):
         (lambda a, x: x[a], "index.*gather and scatter of one element of each row"),
         (lambda a, x: x.gather(0, a), "one element of each row is taken"),
         (lambda a, x: F.embedding(a, x[:, None]), "gather and scatter of one element of each row"),
-        (lambda a, x: a > (a > 0).sum(), "beside a count or a rounded value"),
-        (lambda a, x: a > x.to(torch.int32), "beside a count or a rounded value"),
     ],
 )
 def test_other_steps_of_them_are_named(function, told):

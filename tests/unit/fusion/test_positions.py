@@ -70,6 +70,57 @@ def test_labels_lie_in_images_and_have_weights():
     torch.testing.assert_close(grad, *torch.autograd.grad(right, x))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x.sum(1, keepdim=True).expand(-1, 10).gather(1, i),
+        lambda x, i: torch.zeros_like(x).gather(1, i) + x,
+        lambda x, i: F.nll_loss(x[:, :1].expand(-1, 5), i[:, 0] * 0),
+        lambda x, i: F.cross_entropy((x * 2).double(), i[:, 0]),
+        lambda x, i: ((x * 2).double() + x.double()).gather(1, i),
+        lambda x, i: x.gather(1, i.float().long()),
+        lambda x, i: x.gather(1, (x > 0).sum(1, keepdim=True) - 1),
+        lambda x, i: x.gather(1, torch.where(i > 5, 0, 3)),
+    ],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_picked_may_be_constant_wide_or_named_by_floats(target, function):
+    torch.manual_seed(0)
+    x, i = torch.randn(6, 10).abs_(), torch.randint(0, 10, (6, 1))
+    w = workload(function, x, i)
+    torch.testing.assert_close(executable(target, w)(x, i), function(x, i))
+
+
+def test_elements_that_no_index_names_keep_the_sign_of_zero():
+    x, i = torch.full((3, 4), -0.0), torch.zeros(3, 1, dtype=torch.int64)
+    fused = tw.fuse(lambda x, i, src: 1 / x.scatter_add(1, i, src), name="signs")
+    found = fused(x, i, torch.ones(3, 1))
+    assert torch.equal(found, 1 / x.scatter_add(1, i, torch.ones(3, 1)))
+
+
+def test_examples_name_elements_of_the_whole_row_or_are_of_either_sign():
+    x, labels = torch.zeros(400, 300), torch.zeros(400, dtype=torch.int64)
+    for function, least, most in (
+        (F.cross_entropy, 0, 299),
+        (lambda x, i: x.gather(0, i[:300][None]), 0, 399),
+        (lambda x, i: torch.where(i[:, None] < 0, x, 0.0), -3, 3),
+    ):
+        w = workload(lambda x, i, function=function: function(x, i), x, labels)
+        _, drawn = w.operator.examples(w, "random", 0)
+        assert least <= drawn.min() <= least + 5
+        assert most - 5 <= drawn.max() <= most
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "each", "scatter"])
+def test_a_kernel_that_misses_later_labels_is_refused(name):
+    x, labels = torch.zeros(64, 5000), torch.zeros(64, dtype=torch.int64)
+    w = workload(BY_LABELS[name], x, labels)
+    right = executable("cpp", w)
+    verifier = Verifier(w, CPU)
+    assert verifier.check(right).ok
+    assert not verifier.check(lambda x, labels: right(x, labels.clamp(max=3))).ok
+
+
 def test_a_row_of_one_and_labels_of_32_bits():
     x, labels = torch.randn(5, 1), torch.zeros(5, 1, dtype=torch.int32)
     fused = tw.fuse(lambda x, i: x.gather(1, i.long()) + torch.arange(1), name="alone")
@@ -114,6 +165,9 @@ def test_positions_are_no_memory(first):
         (lambda x, i: x.scatter(1, i[:, None], x), "slice it to the index's shape"),
         (lambda x, i: x.scatter(1, i[:, None], 2.0, reduce="multiply"), "with reduce='multiply'"),
         (lambda x, i: x.gather(1, x.argmax(1, True)), "argmax"),
+        (lambda x, i: x * torch.arange(252, 258, dtype=torch.uint8), "to 257 in torch.uint8"),
+        (lambda x, i: x * torch.arange(40000, 40006, dtype=torch.int16), "to 40005 in torch.int16"),
+        (lambda x, i: x * (torch.arange(6, dtype=torch.uint8) - 3), "integer arithmetic"),
     ],
 )
 def test_other_ways_to_count_and_to_pick_are_named(function, told):

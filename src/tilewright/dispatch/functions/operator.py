@@ -20,6 +20,7 @@ from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
 from tilewright.fakes import without_compiled_autograd
 from tilewright.fusion.frontend.families import forget, outputs_of
 from tilewright.fusion.frontend.lower import lower
+from tilewright.fusion.frontend.picks import examples, least_picked
 from tilewright.fusion.frontend.reach import reached
 from tilewright.fusion.frontend.trace import by_shapes, program_of, trace_reference, trace_truth
 from tilewright.fusion.ir import Graph
@@ -43,6 +44,7 @@ class FusedFunction(Op):
     """
 
     gradients: tuple[str, ...] = ()
+    examples: Callable[..., list[Tensor]] = examples
     __doc__ = Op.__doc__  # the function's, as every operator's
 
     def backward(self, arguments: Iterable[str] = ()) -> Op:
@@ -258,7 +260,8 @@ def register(op: Op) -> None:
         if gradients is not None and gradients.gradient_of == op.name:
             OPS.remove(gradients.name)
         OPS.add(op.name, op)
-        for known in (graph_of, lower, program_of, draws, reached, outputs_of, _floating_outputs):
+        of_traces = (graph_of, lower, program_of, draws, reached, outputs_of, least_picked)
+        for known in (*of_traces, _floating_outputs):
             known.cache_clear()
         forget()
         state.forget()

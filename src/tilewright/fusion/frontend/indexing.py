@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tilewright.fusion.frontend.axes import Value
 from tilewright.fusion.frontend.integers import IntegerBuilder
 from tilewright.fusion.frontend.steps import Unsupported
@@ -32,7 +34,10 @@ class IndexBuilder(IntegerBuilder):
             raise Unsupported(
                 f"{node.target} from {first} by {step}; whole numbers that grow are taken"
             )
-        dtype = DTYPE_NAMES.get(out.dtype, "i64")  # of eye, which counts in as few bits as do
+        dtype = DTYPE_NAMES.get(out.dtype, "i64")
+        last = int(first) + max(len(out) - 1, 0) * int(step)
+        if out.dtype not in DTYPE_NAMES and last > torch.iinfo(out.dtype).max:  # eye's do not
+            raise Unsupported(f"{node.target} to {last} in {out.dtype}; int32 and int64 are taken")
         counted = self.positions(
             len(out), dtype if dtype in WHOLE else "i64", int(first), int(step)
         )
@@ -45,16 +50,15 @@ class IndexBuilder(IntegerBuilder):
         """gather: the same steps of what an index names in each tensor that they read, which is
         added up with zeros in place of other elements."""
         named, dim = self.named(node)
-        zero = self.number(0.0)
-        alone = self.combine("where", [named, self.float_of(node, "self"), zero])
+        alone = self.combine("where", [named, self.float_of(node, "self"), self.number(0.0)])
         at, whole, _ = self.steps[alone.node].args  # which may run along other axes by now
         along = self.axes.along((alone.dims[dim],))  # of a row of one element nothing
         dims = tuple(() if d == dim else rest for d, rest in enumerate(alone.dims))
-        if not along:
+        if along.isdisjoint(self.axes.roots(self.steps[whole].axes)):
             return Value(whole, dims)
-        return Value(self.picked_step(whole, at, zero.node, along), dims)
+        return Value(self.picked_step(whole, at, along), dims)
 
-    def picked_step(self, whole: int, at: int, zero: int, along: frozenset[int]) -> int:
+    def picked_step(self, whole: int, at: int, along: frozenset[int]) -> int:
         def axes(*steps: int) -> frozenset[int]:
             return self.axes.roots(a for i in steps for a in self.steps[i].axes)
 
@@ -62,6 +66,7 @@ class IndexBuilder(IntegerBuilder):
         read, computed = self.read_by(whole, along)
         for i in read:
             dtype = self.steps[i].dtype
+            zero = self.add("const", (), dtype, (), 0.0)
             alone = self.add("where", (at, i, zero), dtype, axes(at, i))
             over = not along.isdisjoint(axes(alone))
             found[i] = self.add("sum", (alone,), dtype, axes(alone) - along) if over else alone
@@ -104,7 +109,7 @@ class IndexBuilder(IntegerBuilder):
         if src.shape != tuple(given["index"].meta["val"].shape):
             raise Unsupported(f"{node.target} of {list(src.shape)}: slice it to the index's shape")
         if name == "scatter_add":
-            return self.binary("add", into, self.combine("where", [named, src, self.number(0.0)]))
+            src = self.binary("add", into, src)
         return self.combine("where", [named, src, into])
 
     def float_of(self, node: Any, name: str) -> Value:

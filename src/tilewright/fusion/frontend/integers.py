@@ -1,7 +1,6 @@
-"""Steps of whole numbers that tensors hold: in their own dtype, exactly.
+"""Steps of whole numbers in their own dtype, exactly: of tensors, and of what meets them.
 
-Whole numbers that a function makes itself, counts and constants, are kept in the arithmetic type
-instead, which holds them to 2^24 or 2^53.
+Counts, and floats that were cast, are kept in the arithmetic type until they meet such numbers.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class IntegerBuilder(PieceBuilder):
         raise NotImplementedError
 
     def is_integer(self, value: Value) -> bool:
-        """Whether it is of whole numbers that a tensor holds, in their dtype."""
-        step = self.steps[value.node]
-        return step.dtype in WHOLE and step.op != "const"
+        """Whether it is of whole numbers in their dtype; those of Python are in the arithmetic
+        type."""
+        return self.steps[value.node].dtype in WHOLE
 
     def integer_step(self, node: Any, name: str) -> Value | None:
         """The step, if it is of such numbers and its result needs them exact; None of any other.
@@ -42,12 +41,15 @@ class IntegerBuilder(PieceBuilder):
         operands = node.args[1:] if name == "where" else node.args
         given = [a for a in operands if isinstance(a, (fx.Node, int, float))]
         values = [self.value(a) for a in given]
-        if not any(map(self.is_integer, values)) or not all(map(_is_whole, given)):
-            return None
         out = node.meta["val"].dtype
+        exact = any(map(self.is_integer, values))
+        if name in _STEPS and out in (torch.int32, torch.int64):  # counts and casts are, then
+            exact |= any(isinstance(a, fx.Node) for a in given)
+        if not exact or not all(map(_is_whole, given)):
+            return None
         if out.is_floating_point or (out == torch.bool and name not in COMPARISONS):
             return None
-        if name not in _STEPS:
+        if name not in _STEPS or (out != torch.bool and out not in DTYPE_NAMES):
             raise Unsupported(
                 f"{node.target} gives {out}: integer arithmetic; cast first: .float()"
             )
@@ -83,11 +85,6 @@ class IntegerBuilder(PieceBuilder):
             return value
         if step.op == "const":
             return Value(self.whole_number(int(step.attr), dtype).node, value.dims)
-        if step.dtype not in (*WHOLE, "bool"):
-            raise Unsupported(
-                "whole numbers of a tensor beside a count or a rounded value, which is kept as a "
-                "float; cast the former: .float()"
-            )
         return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
 
     def whole_number(self, number: int, dtype: str) -> Value:

@@ -319,12 +319,10 @@ class _Lowering(IndexBuilder):
             return value
         if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
             return self.rounded(self.converted(value, self.arithmetic), dtype)
-        if dtype in WHOLE and step.dtype in WHOLE:
+        if dtype in WHOLE and step.dtype in (*WHOLE, "bool"):
             return self.integer(value, dtype)
         if dtype in WHOLE:  # a whole number in the arithmetic type
             number = self.converted(value, self.arithmetic)
-            if step.dtype == "bool":
-                return number
             whole = self.combine("trunc", [number])
             return self.combine("add", [whole, self.number(0.0)])  # integers have no -0
         if dtype not in (self.arithmetic, "bool"):
