@@ -12,6 +12,7 @@ from tilewright.dispatch.functions.fuse import fuse
 from tilewright.errors import NoImplementation
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS
+from tilewright.profiling.explain import show
 from whole_numbers import EXACT, MASKS, SMALL, assert_equal, edges
 
 pytestmark = pytest.mark.usefixtures("forgets_functions")
@@ -113,3 +114,11 @@ def test_a_calls_numbers_and_sizes_need_no_other_function():
     for n in (5, 64, 1000):
         a, x = torch.arange(n) % 7, torch.randn(n)
         assert_equal(fused(a, x, 0.25), torch.where(a > 2, x, 0.25))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_compilers_of_gpus_know_that_whole_numbers_wrap(dtype):
+    """Else they take a + 1 > a to be true without a look at a."""
+    fuse(lambda a: a + 1 > a, name="of_integers")
+    w, _ = OPS["of_integers"].workload_of(torch.zeros(4096, dtype=dtype))
+    assert "setp" in show(w, "ptx", device_spec="h200").partition("ld.global")[2]
