@@ -136,7 +136,8 @@ class Workload:
     @property
     def arithmetic(self) -> str:
         """The dtype that implementations compute in: f32 for halves, as PyTorch's kernels do, and
-        where there are booleans only. Beside tensors of f64, what is not of them stays in f32."""
+        where none is floating, if it is a person's function or there are booleans only. Beside
+        tensors of f64, what is not of them stays in f32."""
         floating = [s.dtype for s in self.tensors.values() if s.torch_dtype.is_floating_point]
         dtype = next((d for d in floating if d != "f64"), (floating or [self.main.dtype])[0])
         whole = WHOLE if self.operator.fused else ()

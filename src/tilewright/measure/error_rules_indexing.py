@@ -26,15 +26,13 @@ def _gather(arithmetic: Arithmetic, x: Pair, dim: int, index: Pair, **_: Any) ->
 @rule("scatter")
 def _scatter(arithmetic: Arithmetic, into: Pair, dim: int, index: Pair, src: Any, **_: Any) -> Pair:
     put = _placed(arithmetic, into, dim, index, src)
-    named = into.value.new_zeros(into.value.shape, dtype=torch.bool)
-    named = named.scatter(dim, index.value.long(), True)
-    return _whichever(RULES["where"](arithmetic, Pair(named), put, into), index)
+    return _where_named(arithmetic, into, dim, index, put)
 
 
 @rule("scatter_add")
 def _scatter_add(arithmetic: Arithmetic, into: Pair, dim: int, index: Pair, src: Any) -> Pair:
     put = _placed(arithmetic, into, dim, index, src)
-    return _whichever(RULES["add"](arithmetic, into, put), index)
+    return _where_named(arithmetic, into, dim, index, RULES["add"](arithmetic, into, put))
 
 
 def _placed(arithmetic: Arithmetic, into: Pair, dim: int, index: Pair, src: Any) -> Pair:
@@ -46,6 +44,12 @@ def _placed(arithmetic: Arithmetic, into: Pair, dim: int, index: Pair, src: Any)
         return zeros.scatter(dim, places, t.expand(places.shape))
 
     return arithmetic.lift(src).map(place)
+
+
+def _where_named(arithmetic: Arithmetic, into: Pair, dim: int, index: Pair, put: Pair) -> Pair:
+    named = into.value.new_zeros(into.value.shape, dtype=torch.bool)
+    named = named.scatter(dim, index.value.long(), True)
+    return _whichever(RULES["where"](arithmetic, Pair(named), put, into), index)
 
 
 def _whichever(found: Pair, index: Pair) -> Pair:

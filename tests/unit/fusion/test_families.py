@@ -361,3 +361,22 @@ def test_rows_of_one_and_none_are_not_of_a_family():
         assert families._family_of(Workload.parse(f"softmax(x=f32[{rows},6])")) is None
     with pytest.raises(NotOfSizes):
         Family(w[0], w[0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, labels: F.cross_entropy(x.tril(), labels, reduction="none"),
+        lambda x, labels: x * torch.arange(x.shape[0])[:, None] + labels[:, None],
+    ],
+    ids=["labels", "rows"],
+)
+def test_positions_and_labels_of_other_sizes_follow(function):
+    tw.fuse(function, name="of_positions")
+    text = "of_positions(x=f32[{0},{1}], labels=i64[{0}])"
+    for sizes in ((3, 7), (4, 9), (5, 12), (11, 13)):
+        graph_of(Workload.parse(text.format(*sizes)))
+    for sizes in ((6, 5), (17, 300)):
+        w = Workload.parse(text.format(*sizes))
+        assert follows(lower, w)
+        assert lower(w) == lower.__wrapped__(w)

@@ -17,7 +17,8 @@ from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.ir import COMPARISONS
 from tilewright.tensor_spec import DTYPE_NAMES, WHOLE
 
-_STEPS = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "clamp", *COMPARISONS)
+_STEPS = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "clamp")
+"""That kernels have for whole numbers, beside comparisons."""
 
 
 class IntegerBuilder(PieceBuilder):
@@ -33,27 +34,27 @@ class IntegerBuilder(PieceBuilder):
         return self.steps[value.node].dtype in WHOLE
 
     def integer_step(self, node: Any, name: str) -> Value | None:
-        """The step, if it is of such numbers and its result needs them exact; None of any other.
+        """The step, if its result is of such numbers, or compares them; None of any other.
 
         Raises:
             Unsupported: kernels have no such step.
         """
-        operands = node.args[1:] if name == "where" else node.args
-        given = [a for a in operands if isinstance(a, (fx.Node, int, float))]
-        values = [self.value(a) for a in given]
         out = node.meta["val"].dtype
-        exact = any(map(self.is_integer, values))
-        if name in _STEPS and out in (torch.int32, torch.int64):  # counts and casts are, then
-            exact |= any(isinstance(a, fx.Node) for a in given)
-        if not exact or not all(map(_is_whole, given)):
+        compares = name in COMPARISONS
+        if out.is_floating_point or (out == torch.bool and not compares):
             return None
-        if out.is_floating_point or (out == torch.bool and name not in COMPARISONS):
-            return None
-        if name not in _STEPS or (out != torch.bool and out not in DTYPE_NAMES):
+        if not compares and (name not in _STEPS or DTYPE_NAMES.get(out) not in WHOLE):
             raise Unsupported(
                 f"{node.target} gives {out}: integer arithmetic; cast first: .float()"
             )
-        dtype = DTYPE_NAMES[out] if out != torch.bool else _compared_as(given)
+        operands = node.args[1:] if name == "where" else node.args
+        given = [a for a in operands if a is not None]
+        if compares and not all(map(_is_whole, given)):
+            return None
+        values = [self.value(a) for a in given]
+        if compares and not any(map(self.is_integer, values)):
+            return None
+        dtype = _compared_as(given) if compares else DTYPE_NAMES[out]
         found = [self.integer(v, dtype) for v in values]
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:

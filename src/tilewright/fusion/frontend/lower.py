@@ -178,13 +178,13 @@ class _Lowering(IndexBuilder):
     def of_elements(self, node: Any, name: str) -> Value:
         if (mode := node.kwargs.get("rounding_mode")) is not None:
             name = f"{name}_{mode}"
-        if (found := self.integer_step(node, name)) is not None:
-            return found
         of_booleans = node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS
-        if name in COMPOSED and not of_booleans:
-            return COMPOSED[name](self, *self.operands(node, name))
-        if name in POINTWISE or name in _LOGICAL or of_booleans:
-            result = self.pointwise(node, name)
+        if name in COMPOSED or name in POINTWISE or name in _LOGICAL or of_booleans:
+            result = self.integer_step(node, name)
+            if result is None and name in COMPOSED and not of_booleans:
+                result = COMPOSED[name](self, *self.operands(node, name))
+            elif result is None:
+                result = self.pointwise(node, name)
             if _name(node).endswith("_"):
                 self.values[node.args[0]] = result
             return result
@@ -369,12 +369,7 @@ class _Lowering(IndexBuilder):
             raise Unsupported(f"{node.target} with {unknown[0]}={node.kwargs[unknown[0]]!r}")
         values = [self.value(a) for a in node.args]
         dtype = node.meta["val"].dtype
-        chosen = name == "where" and all(self.steps[v.node].op == "const" for v in values[1:])
-        if not (dtype.is_floating_point or dtype == torch.bool or chosen):
-            raise Unsupported(
-                f"{node.target} gives {dtype}: integer arithmetic; cast first: .float()"
-            )
-        if chosen or any(_is_whole(a) for a in node.all_input_nodes):
+        if any(_is_whole(a) for a in node.all_input_nodes):
             self.check_whole(values)
         if name in _LOGICAL:
             return [self.converted(v, "bool") for v in values]
@@ -385,7 +380,7 @@ class _Lowering(IndexBuilder):
         return [*values[:first], *self.alike(values[first:], booleans)]
 
     def check_whole(self, values: list[Value]) -> None:
-        """Whole numbers of a function are kept in the arithmetic type, as counts are."""
+        """Counts, and floats that were cast, are kept in the arithmetic type beside floats."""
         most = _COUNTED[self.arithmetic]
         for number in (self.steps[v.node].attr for v in values):
             if type(number) is int and abs(number) > most:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -12,41 +11,44 @@ from tilewright.examples import SMALL, random_tensors
 from tilewright.fusion.frontend.trace import arguments_of, trace_reference
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Workload
+from tilewright.tensor_spec import WHOLE
 
-_ALONG = {"gather": "self", "scatter": "self", "scatter_add": "self", "index_select": "self"}
+_ALONG = ("gather", "scatter", "scatter_add", "index_select")
 _ANYWHERE = {"index": "self", "index_put": "self", "embedding": "weight"}
 """Steps that name elements along their `dim`, or along any dim, and of which argument."""
 
 
-@ByOperator
-def least_picked(w: Workload) -> int | None:
-    """The size of the shortest dim along which it takes an element by an index; None where it
-    takes none."""
-    found: list[int] = []
-    for name, step in _steps(w):
-        if name in _ALONG:
-            given = arguments_of(step)
-            found.append(given[_ALONG[name]].meta["val"].shape[given["dim"]])
-        elif name in _ANYWHERE:
-            found += arguments_of(step)[_ANYWHERE[name]].meta["val"].shape
-    return min(found, default=None)
+class Named(NamedTuple):
+    """Sizes of what whole numbers of a function's tensors may name; None where nothing is.
+
+    Attributes:
+        picked: of the shortest dim along which it takes an element by an index.
+        counted: of the shortest `arange`; one_hot compares an index with it.
+    """
+
+    picked: int | None
+    counted: int | None
 
 
 @ByOperator
-def _least_counted(w: Workload) -> int | None:
-    """How many positions it counts, at least: one_hot compares an index with them."""
-    counted = (len(step.meta["val"]) for name, step in _steps(w) if name == "arange")
-    return min(counted, default=None)
-
-
-def _steps(w: Workload) -> Iterator[tuple[str, Any]]:
+def named(w: Workload) -> Named:
+    """Of what the reference of a workload names."""
     try:
-        trace = trace_reference(w)
+        steps = trace_reference(w).graph.nodes
     except (InvalidArgument, NoImplementation):
-        return
-    for step in trace.graph.nodes:
-        if isinstance(step.target, torch._ops.OpOverload):
-            yield step.target._schema.name.split("::")[1], step
+        return Named(None, None)
+    picked, counted = list[int](), list[int]()
+    for step in steps:
+        if not isinstance(step.target, torch._ops.OpOverload):
+            continue
+        name, given = step.target._schema.name.split("::")[1], arguments_of(step)
+        if name in _ALONG:
+            picked.append(given["self"].meta["val"].shape[given["dim"]])
+        elif name in _ANYWHERE:
+            picked += given[_ANYWHERE[name]].meta["val"].shape
+        elif name == "arange":
+            counted.append(len(step.meta["val"]))
+    return Named(min(picked, default=None), min(counted, default=None))
 
 
 def examples(
@@ -54,6 +56,8 @@ def examples(
 ) -> list[torch.Tensor]:
     """Random tensors, of which those of whole numbers name any element along such a dim: on a GPU
     PyTorch's kernels end the process's context where one names none."""
-    sizes = [n for n in (least_picked(w), _least_counted(w)) if n is not None]
+    sizes: list[int] = []
+    if any(spec.dtype in WHOLE for spec in w.tensors.values()):
+        sizes = [n for n in named(w) if n is not None]
     whole = range(max(min(sizes), 1)) if sizes else SMALL
     return list(random_tensors(w.tensors, kind, seed, device, whole).values())
