@@ -21,6 +21,13 @@ def assert_equal(found, expected):
         assert torch.equal(one, other)
 
 
+def _with_rows(a, *numbers):
+    filled = a.clone()
+    for row, number in enumerate(numbers):
+        filled[row] = number
+    return filled
+
+
 EXACT = {
     "with a number": lambda a, b, x: (a == 2**24, a != 7, a < -1, a >= 2**24 + 1),
     "with another": lambda a, b, x: (a == b, a < b, a <= b, a > b, b >= a),
@@ -30,6 +37,11 @@ EXACT = {
     "one bound": lambda a, b, x: (a.clamp(min=7), a.clamp(max=7)),
     "casts": lambda a, b, x: (a.float(), a.double(), a.bool(), a.long(), torch.logical_not(a)),
     "of a float": lambda a, b, x: (a > x, a * 0.5, a / 8, a + x),
+    "written into": lambda a, b, x: (
+        _with_rows(a, 2**24 + 1, 2**31 - 1),
+        _with_rows((b > 0).to(a.dtype), 2**24 + 1) + a,
+        torch.cat([a.view(-1), torch.tensor([2**24 + 3], dtype=a.dtype, device=a.device)]),
+    ),
     "any": lambda a, b, x: ((a > 7).any(-1), (a == b).all(-1), (a > 0).sum(-1)),
 }
 SMALL = {

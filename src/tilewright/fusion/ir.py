@@ -213,9 +213,13 @@ class Graph:
         for i, n in enumerate(self.nodes):
             assert max(n.args, default=-1) < i, f"%{i} {n} uses a later value"
             assert within[n.shape], f"%{i} {n} outside {self.space}"
+            given = [self.nodes[a].shape for a in n.args]
             if n.op in REDUCTIONS:
-                pairs = zip(self.nodes[n.args[0]].shape, n.shape, strict=True)
+                pairs = zip(given[0], n.shape, strict=True)
                 assert all(after in (1, before) for before, after in pairs), f"%{i} {n} grows"
+            elif n.op in POINTWISE or n.op == "cast":
+                joined = tuple(max(sizes) for sizes in zip(*given, strict=True))
+                assert joined == n.shape, f"%{i} {n} of {given}"
         return self
 
     def rewritten(self, rule: Callable[[Rewriter, int, Node], int | None]) -> Graph:

@@ -56,6 +56,27 @@ def test_calls_and_gradients_are_pytorchs(name):
         torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=near)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x.expand(5, 7, 6).gather(1, i).sum(),
+        lambda x, i: x.expand(5, 7, 6).gather(1, i).mean((0, 2)),
+        lambda x, i: x.expand(5, 7, 6).gather(1, i).sum(0) + x,
+        lambda x, i: x.expand(5, 7, 6).gather(1, i).prod(0),
+        lambda x, i: x.sum().expand(5, 7, 6).gather(1, i).var(0) + x,
+        lambda x, i: torch.full((5, 7, 6), 0.5, device=x.device).gather(1, i).sum((0, 1)) + x,
+        lambda x, i: torch.zeros(5, 7, 6, device=x.device).gather(1, i).amax(0),
+        lambda x, i: x[:1, None, None].expand(5, 7, 6).gather(1, i) * 2,
+    ],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_picked_repeats_where_only_the_index_varies(target, function):
+    torch.manual_seed(0)
+    x, i = torch.rand(6) + 0.5, torch.randint(0, 7, (5, 1, 6))
+    right = function(x, i)
+    torch.testing.assert_close(executable(target, workload(function, x, i))(x, i), right)
+
+
 def test_labels_lie_in_images_and_have_weights():
     torch.manual_seed(0)
     x, weight = torch.randn(4, 7, 5, 6, requires_grad=True), torch.rand(7)

@@ -124,6 +124,10 @@ class AxisTable:
         """The roots along which dims vary."""
         return self.roots(f.axis for dim in dims for f in dim)
 
+    def along_only(self, dim: Dim, roots: frozenset[int]) -> Dim:
+        """The dim of what does not vary along other roots."""
+        return tuple(Factor(n, axis if axis in roots else None) for n, axis in self.factors(dim))
+
     def place(self, dims: Dims) -> None:
         """Note that a value has these dims."""
         for d, dim in enumerate(dims):

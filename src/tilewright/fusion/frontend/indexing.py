@@ -54,8 +54,9 @@ class IndexBuilder(IntegerBuilder):
         at, whole, _ = self.steps[alone.node].args  # which may run along other axes by now
         along = self.axes.along((alone.dims[dim],))  # of a row of one element nothing
         dims = tuple(() if d == dim else rest for d, rest in enumerate(alone.dims))
-        if along.isdisjoint(self.axes.roots(self.steps[whole].axes)):
-            return Value(whole, dims)
+        runs = self.axes.roots(self.steps[whole].axes)
+        if along.isdisjoint(runs):  # not along all that the index does, either
+            return Value(whole, tuple(self.axes.along_only(dim, runs) for dim in dims))
         return Value(self.picked_step(whole, at, along), dims)
 
     def picked_step(self, whole: int, at: int, along: frozenset[int]) -> int:

@@ -150,6 +150,10 @@ class _Lowering(IndexBuilder):
         out = node.meta.get("val")
         fits = found is None or found.shape == tuple(out.shape) or _only_returned(node)
         assert fits, (node, found, out.shape)
+        pieces = [v for _, v in found.boxes] if isinstance(found, Pieces) else [found]
+        for value in filter(None, pieces):
+            runs = self.axes.roots(self.steps[value.node].axes)
+            assert self.axes.along(value.dims) == runs, (node, value)
         return found
 
     def step(self, node: Any) -> Value | Pieces | None:
@@ -319,7 +323,8 @@ class _Lowering(IndexBuilder):
             return value
         if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
             return self.rounded(self.converted(value, self.arithmetic), dtype)
-        if dtype in WHOLE and step.dtype in (*WHOLE, "bool"):
+        written = step.op == "const" and isinstance(step.attr, int)
+        if dtype in WHOLE and (written or step.dtype in (*WHOLE, "bool")):
             return self.integer(value, dtype)
         if dtype in WHOLE:  # a whole number in the arithmetic type
             number = self.converted(value, self.arithmetic)
