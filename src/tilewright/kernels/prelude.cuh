@@ -469,6 +469,20 @@ template <int N, int BYTES, bool STREAM, class T> TW_DEVICE Vec<T, N> load_withi
   return gather<N>(p, 1);
 }
 
+// The place of the element that `index` names among consecutive positions; N or more where none is.
+template <int N> TW_DEVICE u32 place_named(int index, Vec<int, N> positions) { return (u32)index - (u32)positions.v[0]; }
+template <int N> TW_DEVICE u64 place_named(i64 index, Vec<i64, N> positions) { return (u64)index - (u64)positions.v[0]; }
+// where(index == positions, a, b): most vectors have no such element, and pass by.
+template <int N, class I, class A, class B> TW_DEVICE auto where_named(I index, Vec<I, N> positions, A a, B b) {
+  Vec<decltype(at(a, 0)), N> r;
+  TW_UNROLL for (int i = 0; i < N; ++i) r.v[i] = at(b, i);
+  const auto place = place_named(index, positions);
+  if (place < N) {
+    TW_UNROLL for (int i = 0; i < N; ++i) if (place == i) r.v[i] = at(a, i);
+  }
+  return r;
+}
+
 // ---- random masks: booleans that are computed where others are read -------------------------------
 
 // Philox4x32-10 (Salmon et al., SC 2011): which of the four words of a block are below a threshold.

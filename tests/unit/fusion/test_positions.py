@@ -1,5 +1,7 @@
 """Positions that a function counts itself, and elements that labels name."""
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 import tilewright as tw
 from counted import BY_LABELS, WITH_POSITIONS
 from on_targets import TARGETS, executable
+from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.errors import NoImplementation
 from tilewright.impl import IMPLS
@@ -75,6 +78,32 @@ def test_what_is_picked_repeats_where_only_the_index_varies(target, function):
     x, i = torch.rand(6) + 0.5, torch.randint(0, 7, (5, 1, 6))
     right = function(x, i)
     torch.testing.assert_close(executable(target, workload(function, x, i))(x, i), right)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("x_dtype", "columns"), [(torch.float32, 1003), (torch.bfloat16, 64)])
+def test_an_index_may_name_no_element(target, dtype, x_dtype, columns):
+    def named(x, index):
+        at = torch.arange(x.shape[-1], dtype=index.dtype, device=x.device)
+        hit = at == index[:, None]
+        return torch.where(hit, x, 0.0).sum(-1), torch.where(hit, 2 * x, x)
+
+    index = torch.tensor([-1, 0, columns - 1, columns, -3, columns + 2, 5, -(2**31)], dtype=dtype)
+    x = torch.rand(len(index), columns).add_(1).to(x_dtype)
+    for found, right in zip(
+        executable(target, workload(named, x, index))(x, index), named(x, index), strict=True
+    ):
+        assert torch.equal(found, right)
+
+
+def test_vectors_that_have_no_named_element_are_passed_by():
+    x, labels = torch.zeros(2048, 1024, dtype=torch.bfloat16), torch.zeros(2048, dtype=torch.int64)
+    w = workload(BY_LABELS["each"], x, labels)
+    h200 = DEVICES["h200"]
+    config = IMPLS["fused"].untuned(w, h200)
+    source = IMPLS["fused"].task(config, w, h200).source
+    assert re.search(r"Sum::join\(acc\d+\[r\], fold_named\(v\d+, s\d+\[r\], v\d+\)\)", source)
 
 
 def test_labels_lie_in_images_and_have_weights():

@@ -32,13 +32,26 @@ def heuristic(text):
     return target.heuristic(graph_of(Workload.parse(text)), H200)
 
 
-def test_odd_rows_of_halves_are_read_16_bytes_at_a_time():
-    text = "softmax(x=bf16[4096,50257])"
+def test_few_odd_rows_of_halves_are_read_16_bytes_at_a_time():
+    text = "softmax(x=bf16[300,50257])"
     config = heuristic(text)
     assert (config.vector, config.shifted) == (8, True)
     source = target.task(graph_of(Workload.parse(text)), config, H200).source
     assert re.search(r"load_within<8, 16, true>\(row_in0\[r\]", source)
     assert re.search(r"store_within<16>\(row_out0\[r\]", source)
+
+
+@pytest.mark.parametrize("width", [2561, 5141, 8193, 16385, 32769, 50257])
+@pytest.mark.parametrize("op", ["softmax", "layer_norm"])
+def test_blocks_of_many_odd_rows_share_an_sm_and_read_8_bytes_at_a_time(op, width):
+    weights = f", weight=bf16[{width}], bias=bf16[{width}]" if op == "layer_norm" else ""
+    text = f"{op}(x=bf16[8192,{width}]{weights})"
+    config = heuristic(text)
+    assert (config.vector, config.shifted, config.storage) == (4, True, "registers")
+    assert config.min_blocks >= 2
+    assert config.min_blocks * config.block_threads >= 768
+    kernel = compiled(target.task(graph_of(Workload.parse(text)), config, H200))
+    assert kernel.resources.spill_bytes == 0
 
 
 def test_rows_of_8_byte_alignment_keep_their_vectors():
@@ -96,7 +109,7 @@ def test_shifted_rows_give_what_torch_gives_and_touch_nothing_outside(text):
     shifted = [replace(base, vector=v, storage=s, shifted=True) for v, s in choices]
     configs = [c for c in shifted if c in found]
     assert len({c.storage for c in configs}) == 3
-    for config in configs[:4]:
+    for config in (*configs[:4], replace(configs[0], tail="predicated")):
         executable = Emulated(graph_of(w), config, H200, w)
         assert verifier.check(executable).message == "", config
 

@@ -40,6 +40,7 @@ from tilewright.fusion.cuda.rows.persistent import (
     widest_clusters,
 )
 from tilewright.fusion.cuda.rows.schedule import UNROLL, RowSchedule
+from tilewright.fusion.cuda.rows.shifted_rows import shifted_block_candidates
 from tilewright.fusion.cuda.rows.small_blocks import (
     rows_of_warps,
     small_block_candidates,
@@ -169,7 +170,10 @@ def _shifted_candidates(
     """Of rows that begin anywhere the widest vectors; beside sums over rows, for which a thread has
     registers, too, those of half as many elements."""
     widest, narrower, *_ = space.values["vector"]
-    wide = _row_candidates(space, footprint, widest)
+    wide = itertools.chain(
+        shifted_block_candidates(space, footprint, device, widest),
+        _row_candidates(space, footprint, widest),
+    )
     if footprint.columns:
         wide = itertools.chain(
             shifted_column_candidates(space, footprint, device, narrower),
@@ -211,8 +215,11 @@ def _rolled(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> RowSche
 def _leaves_room(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
     """Whether a thread has registers for what many steps hold, and what the compiler widens
     unasked, if there is such; parameters that are at hand from the start are held beside both. Not
-    of wide rows that are read again, see _much_of_wide_rows."""
+    of wide rows that are read again, see _much_of_wide_rows, nor of shifted ones that are taken a
+    turn at a time."""
     if c.storage == "reread" and _reads_much_again(footprint, device):
+        return True
+    if c.shifted and c.tail == "predicated":
         return True
     steps = footprint.instructions(c.moments, c.recompute)
     most = MOST_HELD * (2 if any(n.dtype == "f64" for n in footprint.graph.nodes) else 1)

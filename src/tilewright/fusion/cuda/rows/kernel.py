@@ -190,7 +190,8 @@ class RowKernel(Moments, Residents):
         sums = self.accumulators(phase)
         for (name, join, _), source in zip(sums, self.sum_sources(phase), strict=True):
             narrow = self.narrow_extreme(join, source, values, known)
-            folded = narrow or self.folded(join, self.value_of(source, values, known))
+            named = self.named_element(join, source, values, known)
+            folded = narrow or named or self.folded(join, self.value_of(source, values, known))
             self.line(f"{name}[r] = {join}::join({name}[r], {folded});")
         for i in lanes:
             value = self.value_of(self.graph.nodes[i].args[0], values, known)
@@ -209,6 +210,24 @@ class RowKernel(Moments, Residents):
             return None
         found = f"fold_pairs<{join}>({self.value_of(halves, values, known)})"
         return f"cast<{TYPES[n.dtype]}>({found})"
+
+    def named_element(
+        self, join: str, i: int, values: dict[int, str], known: frozenset[int]
+    ) -> str | None:
+        """The element of a vector that an index names, where zeros beside it are added up."""
+        named = self.named(i, values) if join == "Sum" else None
+        if named is None:
+            return None
+        _, element, other = self.graph.nodes[i].args
+        rest = self.graph.nodes[other]
+        if rest.op != "const" or rest.attr != 0 or not self.plan.inner[element]:
+            return None
+        if element not in values and element not in known:
+            return None
+        given = ", ".join([self.value_of(element, values, known), *named])
+        if self.s.shifted:
+            return f"fold_named_within({given}, {self.place_in_row})"
+        return f"fold_named({given})"
 
     def all_have_read(self, joined: bool) -> None:
         """Nobody of the group reads the slots of this stage any more."""

@@ -1,0 +1,52 @@
+"""Schedules for rows that begin at any place of an aligned vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilewright.device import DeviceSpec
+from tilewright.fusion.cuda.rows.few_rows import FULL_ROW_BYTES, MANY_ROWS
+from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers, register_cap
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.space import ConfigSpace
+
+VECTOR = 4
+"""Elements of an access, at most: more of wider ones cross the end of a row."""
+ROW_BYTES = 136
+"""Of a row, that a thread keeps."""
+THREADS = (96, 448)
+"""Of a block, from and to."""
+MOST_THREADS = 896
+"""On an SM."""
+
+
+def shifted_block_candidates(
+    space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, widest: int
+) -> Iterator[RowSchedule]:
+    """Many rows, each by so few threads that several blocks share an SM, as clusters where a row is
+    wide; each turn asks for itself whether it lies in the row, the last being no other than those
+    before.
+    """
+    row_bytes = footprint.width * footprint.itemsize
+    many = footprint.rows >= MANY_ROWS * device.sms and row_bytes >= FULL_ROW_BYTES
+    if not many or footprint.columns:
+        return
+    packed = True in space.values["rematerialize"] and not footprint.parameters
+    least, most = THREADS
+    for cluster in space.values["cluster"]:
+        needed = max(row_bytes / ROW_BYTES / cluster, least)
+        for threads in [t for t in space.values["row_threads"] if needed <= t <= most][:1]:
+            c = RowSchedule(
+                min(widest, VECTOR), threads, 1, 1, "registers", "two_pass", cluster, 1,
+                stream_loads=bool(footprint.parameters), rematerialize=packed, shifted=True,
+                tail="predicated",
+            )  # fmt: skip
+            filled = (replace(c, min_blocks=n) for n in reversed(space.values["min_blocks"]))
+            fits = (f for f in filled if _fits(f, footprint, device))
+            yield from list(fits)[:1]
+
+
+def _fits(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
+    few = c.min_blocks * c.block_threads <= MOST_THREADS
+    return few and estimated_registers(c, footprint) <= register_cap(c, device)
