@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.fusion.ir import Graph
@@ -94,6 +94,23 @@ def walking(segments: Sequence[Segment]) -> list[int]:
     return [k for k, s in enumerate(segments) if k == 0 or s.row is not None]
 
 
+def filled(program: Program) -> Program:
+    """The same without temporaries that no kernel writes."""
+    first = program.inputs + program.outputs
+    written = {b for s in program.segments for b in s.writes}
+    kept = [n for n in range(len(program.temporaries)) if first + n in written]
+    if len(kept) == len(program.temporaries):
+        return program
+    places = {first + n: first + k for k, n in enumerate(kept)}
+
+    def moved(buffers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(places.get(b, b) for b in buffers)
+
+    segments = (replace(s, reads=moved(s.reads), writes=moved(s.writes)) for s in program.segments)
+    temporaries = tuple(program.temporaries[n] for n in kept)
+    return replace(program, segments=tuple(segments), temporaries=temporaries)
+
+
 class Kernels:
     """What a target's kernels can do. This is the C++ target's: one work item walks many rows.
 
@@ -113,6 +130,7 @@ class Kernels:
             kernel of its own, instead of a part of each block of the next one.
         adds_across: a kernel whose rows run across the order of memory also adds up along it: every
             block leaves a partial for each element of its rows.
+        stores_sums: a kernel stores what it adds up to one partial, where that is an output.
     """
 
     across = False
@@ -122,6 +140,7 @@ class Kernels:
     joins_apart = False
     set_rows = 0
     adds_across = False
+    stores_sums = True
 
     def __init__(self, splits: int = 1):
         self.splits = splits

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph, Node
 from tilewright.fusion.plan import expand_moments
-from tilewright.fusion.program import Kernels, Program, Segment, walking
+from tilewright.fusion.program import Kernels, Program, Segment, filled, walking
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.subgraphs import (
     Known,
@@ -155,7 +155,7 @@ class _Cutter:
             self.later = [k for k in self.later if k not in by_space[space]]
             known = self.group(by_space[space], space, known, split_rows)
         sizes = len(self.graph.inputs), len(self.graph.outputs)
-        return Program(tuple(self.segments), *sizes, tuple(self.temporaries))
+        return filled(Program(tuple(self.segments), *sizes, tuple(self.temporaries)))
 
     def group(
         self,
@@ -444,12 +444,37 @@ class _Cutter:
             single = len(whole) == len(sums)
             joins = self.at(sums[0], "the partials of a result are put together")
             reason = self.needs(sums[0]) if single else joins
-            if stores := [*self.stored(outputs), *_kept(joined)]:
+            if single and (own := self.places_in(outputs, whole)):
+                self.store_at_once({whole[i].buffer: known.buffer for i, known in own.items()})
+                whole |= own
+            elif stores := [*self.stored(outputs), *_kept(joined)]:
                 self.add(stores, known, None, reason)
             whole |= joined
             self.awaited |= {k.buffer: self.needs(i) for i, k in whole.items()}
             known = {**known, **whole}
         return remaining, known
+
+    def places_in(self, outputs: list[int], whole: dict[int, Known]) -> dict[int, Known]:
+        """Those of these sums that are outputs, as they lie there; none where some output follows
+        from sums, or is one in another order: a kernel of its own stores them."""
+        found = {}
+        for i, buffer, access in self.stored(outputs):
+            here = whole.get(i)
+            if i in found or here is None or not self.kernels.stores_sums:
+                return {}
+            shape = self.graph.nodes[i].shape
+            lie = zip(shape, here.access.strides, access.strides, strict=True)
+            alike = access.dtype == here.access.dtype and access.align >= here.access.align
+            if not alike or any(n > 1 and a != b for n, a, b in lie):
+                return {}
+            found[i] = replace(here, buffer=buffer)
+        return found
+
+    def store_at_once(self, places: dict[int, int]) -> None:
+        """Let kernels write these outputs instead of the temporaries that they have filled."""
+        for k, s in enumerate(self.segments):
+            writes = tuple(places.get(b, b) for b in s.writes)
+            self.segments[k] = replace(s, writes=writes)
 
     def join_apart(
         self, remaining: list[int], known: dict[int, Known]

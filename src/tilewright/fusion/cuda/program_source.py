@@ -117,13 +117,15 @@ def _counting_stage(
 
 
 def _has_room(program: Program, segment: Segment, tiles: Tiles) -> bool:
-    """Whether temporaries are as large as what a kernel leaves in them."""
-    left = {
-        segment.writes[k] - program.inputs - program.outputs: tiles.count_of_partials(i)
-        * math.prod(tiles.area.graph.nodes[i].shape)
-        for k, i in tiles.area.added.items()
-    }
-    return all(n == program.temporaries[b].numel for b, n in left.items() if b >= 0)
+    """Whether temporaries are as large as what a kernel leaves in them, and outputs hold one
+    partial."""
+    first = program.inputs + program.outputs
+    for k, i in tiles.area.added.items():
+        buffer, numel = segment.writes[k], math.prod(tiles.area.graph.nodes[i].shape)
+        room = numel if buffer < first else program.temporaries[buffer - first].numel
+        if tiles.count_of_partials(i) * numel != room:
+            return False
+    return True
 
 
 def _tile_stage(

@@ -152,9 +152,11 @@ def is_joining(program: Program, k: int) -> bool:
 
 
 def joins_alone(program: Program) -> bool:
-    """Whether all that follows the first kernel is putting its partials together, in one launch."""
+    """Whether all that follows the first kernel, if anything, is putting its partials together, in
+    one launch."""
     first, *others = program.segments
-    if not first.added() or len(launches(program)) != 2 or not is_joining(program, 1):
+    joining = all(is_joining(program, k) for k in range(1, len(program.segments)))
+    if not first.added() or len(launches(program)) > 2 or not joining:
         return False
     partials = {first.writes[k] for k in first.added()}
     known = {*partials, *range(program.inputs)}

@@ -81,6 +81,7 @@ class TileKernels(Kernels):
         self.adds_across = adds_across
         self.set_rows = MOST_ROWS if sets else 0
         self.extra = MORE_PASSES if device else 0
+        self.stores_sums = schedule.combine != "last"  # else what joins partials stores all sums
 
     def kind(self) -> tuple[Any, ...]:
         ways = self.mixes, self.row_partials, self.columns, self.adds_across
