@@ -37,6 +37,7 @@ BY_LABELS = {
     "ignored": lambda x, labels: F.cross_entropy(x, labels, ignore_index=1),
     "summed": lambda x, labels: F.nll_loss(x.log_softmax(-1), labels, reduction="sum"),
     "gather": lambda x, labels: x.tanh().gather(-1, labels[:, None]),
+    "take_along_dim": lambda x, labels: torch.take_along_dim(x.tanh(), labels[:, None], -1),
     "scatter": lambda x, labels: x.softmax(-1).scatter(-1, labels[:, None], -1.0),
     "scatter_add": lambda x, labels: (2 * x).scatter_add(-1, labels[:, None], x[:, :1]),
     "margin": lambda x, labels: F.cross_entropy(

@@ -34,6 +34,7 @@ EXACT = {
     "where": lambda a, b, x: (torch.where(a > b, a, b), a.masked_fill(a < 0, -100)),
     "extremes": lambda a, b, x: (torch.maximum(a, b), torch.minimum(a, b), a.clamp(-1, 7)),
     "that wrap": lambda a, b, x: (a + 1 > a, a - 1 < a, a + b, a - b, a * b, -a, a.abs() < 0),
+    "remainders": lambda a, b, x: (a % 7, a % 1, a % (2**31 - 1), torch.remainder(a + b, 1000)),
     "one bound": lambda a, b, x: (a.clamp(min=7), a.clamp(max=7)),
     "casts": lambda a, b, x: (a.float(), a.double(), a.bool(), a.long(), torch.logical_not(a)),
     "of a float": lambda a, b, x: (a > x, a * 0.5, a / 8, a + x),

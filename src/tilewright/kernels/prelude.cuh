@@ -221,6 +221,8 @@ TW_FUNCTION2(div, a / b, a / b)
 TW_FUNCTION2(maximum, max_nan(a, b), a != a || b != b ? a + b : fmax(a, b))
 TW_FUNCTION2(minimum, min_nan(a, b), a != a || b != b ? a + b : fmin(a, b))
 TW_FUNCTION2(power, powf(a, b), pow(a, b))
+TW_DEVICE int remainder_of_truncated(int a, int b) { return a % b; }
+TW_DEVICE i64 remainder_of_truncated(i64 a, i64 b) { return a % b; }
 TW_FUNCTION2(remainder_of_truncated, fmodf(a, b), fmod(a, b))
 TW_FUNCTION2(arc_tangent_of, atan2f(a, b), atan2(a, b))
 TW_FUNCTION2(hypotenuse, hypotf(a, b), hypot(a, b))

@@ -79,6 +79,8 @@ TW_FUNCTION1(area_sine, __builtin_asinhf, __builtin_asinh)
 TW_FUNCTION1(area_cosine, __builtin_acoshf, __builtin_acosh)
 TW_FUNCTION1(area_tangent, __builtin_atanhf, __builtin_atanh)
 TW_FUNCTION2(power, __builtin_powf, __builtin_pow)
+TW_INLINE i32 remainder_of_truncated(i32 x, i32 y) { return x % y; }
+TW_INLINE i64 remainder_of_truncated(i64 x, i64 y) { return x % y; }
 TW_FUNCTION2(remainder_of_truncated, __builtin_fmodf, __builtin_fmod)
 TW_FUNCTION2(arc_tangent_of, __builtin_atan2f, __builtin_atan2)
 TW_FUNCTION2(hypotenuse, __builtin_hypotf, __builtin_hypot)

@@ -95,6 +95,8 @@ def test_gradients_are_those_of_the_floats(dtype, first):
     [
         (lambda a, x: a // 2, r"floor_divide|div.Tensor_mode.*integer arithmetic; cast first"),
         (lambda a, x: a & 1, "integer arithmetic; cast first"),
+        (lambda a, x: a % -3, r"remainder.*\*, abs, .*maximum and % by a positive number are"),
+        (lambda a, x: a % (a + 1), "% by a positive number are taken"),
         (lambda a, x: a.sum(), "integer arithmetic; cast first"),
         (lambda a, x: a.amax(-1) + x, "integer arithmetic; cast first"),
         (lambda a, x: a**2, "integer arithmetic; cast first"),

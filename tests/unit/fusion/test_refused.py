@@ -292,6 +292,14 @@ def test_complex_numbers_are_refused_with_what_is_taken_instead():
         tw.fuse(lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))).abs(), name="refused")(X)
 
 
+@runs
+@pytest.mark.parametrize("number", [1j, 2 + 0j])
+def test_a_product_with_a_complex_number_is_none_of_whole_numbers(number):
+    fused = tw.fuse(lambda x, a: x * a, name="refused")
+    with pytest.raises(NoImplementation, match=r"mul.*complex64: of complex numbers, real arith"):
+        fused(X, number)
+
+
 def differences(x):
     """Of neighbours two apart, weighed along the other dim, as Sobel's filter has them."""
     right, left = x[..., 2:], x[..., :-2]

@@ -18,7 +18,11 @@ from tilewright.fusion.ir import COMPARISONS
 from tilewright.tensor_spec import DTYPE_NAMES, WHOLE
 
 _STEPS = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "clamp")
-"""That kernels have for whole numbers, beside comparisons."""
+"""That kernels have for whole numbers, beside comparisons and remainders by a positive number."""
+_TAKEN = (
+    "of whole numbers as they are, comparisons, where, clamp, +, -, *, abs, minimum, maximum and % "
+    "by a positive number are taken"
+)
 
 
 class IntegerBuilder(PieceBuilder):
@@ -43,9 +47,10 @@ class IntegerBuilder(PieceBuilder):
         compares = name in COMPARISONS
         if out.is_floating_point or (out == torch.bool and not compares):
             return None
-        if not compares and (name not in _STEPS or DTYPE_NAMES.get(out) not in WHOLE):
+        taken = name in _STEPS or (name == "remainder" and _is_positive(node.args[1], out))
+        if not compares and not (taken and DTYPE_NAMES.get(out) in WHOLE):
             raise Unsupported(
-                f"{node.target} gives {out}: integer arithmetic; cast first: .float()"
+                f"{node.target} gives {out}: integer arithmetic; cast first: .float(); {_TAKEN}"
             )
         operands = node.args[1:] if name == "where" else node.args
         given = [a for a in operands if a is not None]
@@ -75,6 +80,10 @@ class IntegerBuilder(PieceBuilder):
             if name == "neg":
                 return negated
             return self.integers_combined("maximum", [values[0], negated], dtype)
+        if name == "remainder":
+            rest = self.combine("fmod", list(values))
+            negative = self.binary("lt", rest, self.whole_number(0, dtype))
+            return self.combine("where", [negative, self.binary("add", rest, values[1]), rest])
         if name in ("maximum", "minimum"):
             first = self.binary("gt" if name == "maximum" else "lt", *values)
             return self.combine("where", [first, *values])
@@ -96,6 +105,11 @@ def _is_whole(argument: Any) -> bool:
     if isinstance(argument, fx.Node):
         return not argument.meta["val"].dtype.is_floating_point
     return not isinstance(argument, float)
+
+
+def _is_positive(divisor: Any, dtype: torch.dtype) -> bool:
+    """Whether it is a number by which remainders are from 0 on, as those of an index are."""
+    return type(divisor) is int and 0 < divisor <= torch.iinfo(dtype).max
 
 
 def _compared_as(given: Sequence[Any]) -> str:

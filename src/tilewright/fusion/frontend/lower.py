@@ -81,7 +81,6 @@ _INSTEAD = {
         "each row",
     ),
     **dict.fromkeys(("argmax", "argmin"), "max and min differentiate by it; amax and amin do not"),
-    "view_as_complex": "of complex numbers, real arithmetic on their two parts is taken",
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "of products, (x * y).sum(dim) is taken"),
     **dict.fromkeys(
         ("rand", "rand_like", "randn", "randn_like"),
@@ -164,6 +163,9 @@ class _Lowering(IndexBuilder):
         out = node.meta.get("val")
         if isinstance(out, torch.Tensor) and not out.numel():
             return self.filled(node, "zeros")  # any number is right
+        if isinstance(out, torch.Tensor) and out.is_complex():
+            told = "of complex numbers, real arithmetic on their two parts is taken"
+            raise Unsupported(f"{node.target} gives {out.dtype}: {told}")
         name = _name(node).rstrip("_")
         name = _RENAMED.get(name, name)
         elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
