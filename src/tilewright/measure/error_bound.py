@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.errors import NoErrorRule
+from tilewright.errors import NoErrorRule, NoImplementation
+from tilewright.fusion.frontend.lower import lower
+from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.frontend.trace import arithmetics, trace_truth
 from tilewright.indexed import Terms
 from tilewright.measure import (  # noqa: F401 - their rules register
@@ -136,11 +138,7 @@ def _interpret(
             name = _name(node.target)
             rule = RULES.get(name.rstrip("_"))
             if rule is None:
-                raise NoErrorRule(
-                    f"{w.op}: its reference uses {node.target}, which has no error rule: no result "
-                    "can be verified; leave that step out of the function, or add a rule for "
-                    f"{name!r} to measure/error_rules.py"
-                )
+                raise NoErrorRule(_without_rule(w, node.target, name))
             own = within[node]
             taken = {n: _entering(within[n], own, env[n]) for n in node.all_input_nodes}
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), taken.__getitem__)
@@ -150,6 +148,19 @@ def _interpret(
         for done in last_use.get(node, ()):
             env.pop(done, None)
     raise AssertionError("a traced graph ends in an output node")
+
+
+def _without_rule(w: Workload, target: Any, name: str) -> str:
+    verified = (
+        f"uses {target}, which has no error rule: no result can be verified; leave that step out "
+        f"of the function, or add a rule for {name!r} to measure/error_rules.py"
+    )
+    try:
+        if w.operator.fused:
+            lower(w)
+    except (Unsupported, NoImplementation) as reason:  # the user's own line comes first
+        return f"{w.op} cannot be fused: {reason}; change that step. Its reference {verified}"
+    return f"{w.op}: its reference {verified}"
 
 
 def _entering(given: Arithmetic, own: Arithmetic, result: Any) -> Any:

@@ -181,6 +181,8 @@ def test_what_has_no_error_rule_costs_no_other_workload_its_row(command, tmp_pat
     )
     told = done.stdout + done.stderr
     assert done.returncode == 1, told
+    assert "added cannot be fused: step aten.cumsum.default of the reference is none of" in told
+    assert f"({kernels}:6); change that step. Its reference uses" in told
     assert "aten.cumsum.default, which has no error rule" in told
     assert "leave that step out of the function" in told
     written = found.read_text()
