@@ -89,7 +89,9 @@ class Signature:
                 raise InvalidType(f"{self.name}: argument {name!r} is missing")
             kind = parameter.annotation
             if kind and value is not parameter.default and not _admits(kind, value):
-                raise InvalidType(f"{self.name}: {_told(name, value)} should be {kind}")
+                told = f"{self.name}: {_told(name, value)} should be {kind}"
+                number = "Tensor" in kind and isinstance(value, (int, float))
+                raise InvalidType(f"{told}: torch.tensor({value})" if number else told)
             args[name] = tuple(value) if isinstance(value, list) else value
         return args
 

@@ -151,3 +151,30 @@ def test_other_processes_get_a_fused_function_by_the_file_that_fuses_it(tmp_path
     found = subprocess.run([sys.executable, "-c", received], input=sent, **there).stdout
     assert found.startswith(b"<function sent at")
     assert b"senders" in sent
+
+
+GATED = """if True:
+    import torch
+    import tilewright as tw
+
+    @tw.fuse
+    def gated_of_fx(x):
+        gate, up = x.chunk(2, -1)
+        return torch.sigmoid(gate) * up
+
+    class Gated(torch.nn.Module):
+        def forward(self, x):
+            return gated_of_fx(x + 1)
+"""
+
+
+def test_proxies_of_fx_are_told_how_a_call_becomes_one_step():
+    module = {"__name__": "of_fx"}
+    exec(GATED, module)
+    gated, x = module["Gated"](), torch.randn(3, 8)
+    with pytest.raises(InvalidArgument, match=r"x is a proxy.*: torch.fx.wrap\('gated_of_fx'\)"):
+        torch.fx.symbolic_trace(gated)
+    exec("torch.fx.wrap('gated_of_fx')", module)
+    traced = torch.fx.symbolic_trace(gated)
+    assert len([n for n in traced.graph.nodes if n.op == "call_function"]) == 2
+    assert torch.equal(traced(x), gated(x))

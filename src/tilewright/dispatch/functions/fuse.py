@@ -86,6 +86,10 @@ def fuse(
             raise InvalidArgument(
                 f"fuse: {name} takes {parameter.name!r} by place alone; leave out the '/' behind it"
             )
+    if isinstance(scalars, str):
+        raise InvalidArgument(
+            f"fuse: scalars={scalars!r} is a string; give a list of names: scalars=[{scalars!r}]"
+        )
     if unknown := [n for n in scalars if n not in parameters]:
         raise InvalidArgument(
             f"fuse: scalars={scalars!r}: {name} has no parameter {unknown[0]!r}; "

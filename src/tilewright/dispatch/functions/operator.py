@@ -291,6 +291,11 @@ def check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     for n, v in args.items():
         if isinstance(v, TensorSpec):
             continue
+        if isinstance(v, fx.Proxy):
+            raise InvalidArgument(
+                f"{name}: {n} is a proxy of torch.fx, which goes through no fused function; let "
+                f"the trace keep its call as one step: torch.fx.wrap({name!r}) where it is a global"
+            )
         if isinstance(v, Tensor):
             raise InvalidArgument(f"{name}: {n} is a tensor by default; give it in each call")
         if any(isinstance(t, Tensor) for t in tree_leaves(v)):
