@@ -439,4 +439,5 @@ def _step(index: str, stride: int) -> str:
 @functools.cache
 def _prelude() -> str:
     folder = resources.files("tilewright") / "kernels"
-    return "\n".join((folder / name).read_text() for name in ("prelude.hpp", "prelude_steps.hpp"))
+    names = ("prelude.hpp", "prelude_steps.hpp", "prelude_functions.hpp")
+    return "\n".join((folder / name).read_text() for name in names)
