@@ -1,9 +1,10 @@
 // Functions that generated C++ kernels compute, behind prelude_steps.hpp. Scalars, doubles and what
 // is rare go to libm, lane by lane. Others are computed for whole vectors of floats, without a branch
-// but for sines of large angles, and are within 1.7 ulp for every argument, with fused multiply-add
-// or without (all 2^32 were tried, 2026-11-28); f(-0) is -0 where f(0) is 0. Polynomials have the
-// least weighted error, with coefficients rounded to floats one after another, and those behind
-// fitted again after each. All are templates: the compiler spends time on those that a kernel uses.
+// but for sines of large angles, and are within 1.7 ulp, with fused multiply-add or without (tried
+// for every argument, of sine and cosine for most, 2026-11-28); f(-0) is -0 where f(0) is 0.
+// Polynomials have the least weighted error, with coefficients rounded to floats one after another,
+// and those behind fitted again after each. All are templates: the compiler spends time on those
+// that a kernel uses.
 
 namespace {
 

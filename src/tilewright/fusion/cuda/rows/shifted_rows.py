@@ -30,8 +30,9 @@ def shifted_block_candidates(
     space: ConfigSpace[RowSchedule], footprint: Footprint, device: DeviceSpec, widest: int
 ) -> Iterator[RowSchedule]:
     """Many rows, each by so few threads that several blocks share an SM, as clusters where a row is
-    wide; each turn asks for itself whether it lies in the row, the last being no other than those
-    before.
+    wide; each turn asks for itself whether it lies in the row. With 8192 rows of bf16 on an H200,
+    softmax of 5141, 16385 and 50257 took 48, 144 and 457 us and layer norm 58, 180 and 689
+    (af2484b), by one block on an SM 61, 318, 1056, 85, 361 and 1128 (6ff8358, no file kept).
     """
     row_bytes = footprint.width * footprint.itemsize
     many = footprint.rows >= MANY_ROWS * device.sms and row_bytes >= FULL_ROW_BYTES
