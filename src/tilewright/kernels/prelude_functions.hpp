@@ -1,10 +1,10 @@
-// Functions that generated C++ kernels compute, behind prelude_steps.hpp. Scalars, doubles and what
-// is rare go to libm, lane by lane. Others are computed for whole vectors of floats, without a branch
+// Functions that generated C++ kernels compute, behind prelude_steps.hpp. Scalars, doubles (but for
+// exponentials) and what is rare go to libm, lane by lane. Others are computed for whole vectors of floats, without a branch
 // but for sines of large angles, and are within 1.7 ulp, with fused multiply-add or without (tried
 // for every argument, of sine and cosine for most, 2026-11-28); f(-0) is -0 where f(0) is 0.
 // Polynomials have the least weighted error, with coefficients rounded to floats one after another,
-// and those behind fitted again after each. All are templates: the compiler spends time on those
-// that a kernel uses.
+// and those behind fitted again after each. Those of vectors are templates: the compiler spends time
+// on what a kernel uses.
 
 namespace {
 
@@ -160,7 +160,6 @@ template <class V> TW_INLINE V exponential(V x) {
   if constexpr (sizeof(V) == 4 * LANES) return exponential_of<float>(x);
   else return exponential_of<double>(x);
 }
-
 
 // tanh(x) = x + x^3 * P(x^2) near 0, and 1 - 2 / (exp(2 x) + 1).
 template <class V> TW_INLINE V hyperbolic_tangent_of(V x) {

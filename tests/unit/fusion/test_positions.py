@@ -97,13 +97,17 @@ def test_an_index_may_name_no_element(target, dtype, x_dtype, columns):
         assert torch.equal(found, right)
 
 
-def test_vectors_that_have_no_named_element_are_passed_by():
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("each", r"Sum::join\(acc\d+\[r\], fold_named\(v\d+, s\d+\[r\], v\d+\)\)"),
+        ("scatter", r"where_named<8>\(s\d+\[r\], v\d+, s\d+, v\d+\)"),
+    ],
+)
+def test_vectors_that_have_no_named_element_are_passed_by(name, step):
     x, labels = torch.zeros(2048, 1024, dtype=torch.bfloat16), torch.zeros(2048, dtype=torch.int64)
-    w = workload(BY_LABELS["each"], x, labels)
-    h200 = DEVICES["h200"]
-    config = IMPLS["fused"].untuned(w, h200)
-    source = IMPLS["fused"].task(config, w, h200).source
-    assert re.search(r"Sum::join\(acc\d+\[r\], fold_named\(v\d+, s\d+\[r\], v\d+\)\)", source)
+    w, h200, fused = workload(BY_LABELS[name], x, labels), DEVICES["h200"], IMPLS["fused"]
+    assert re.search(step, fused.task(fused.untuned(w, h200), w, h200).source)
 
 
 def test_labels_lie_in_images_and_have_weights():

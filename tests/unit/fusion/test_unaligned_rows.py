@@ -41,7 +41,7 @@ def test_few_odd_rows_of_halves_are_read_16_bytes_at_a_time():
     assert re.search(r"store_within<16>\(row_out0\[r\]", source)
 
 
-@pytest.mark.parametrize("width", [2561, 5141, 8193, 16385, 32769, 50257])
+@pytest.mark.parametrize("width", [2561, 5141, 5373, 8193, 16381, 16385, 32769, 49147, 50257])
 @pytest.mark.parametrize("op", ["softmax", "layer_norm"])
 def test_blocks_of_many_odd_rows_share_an_sm_and_read_8_bytes_at_a_time(op, width):
     weights = f", weight=bf16[{width}], bias=bf16[{width}]" if op == "layer_norm" else ""

@@ -109,7 +109,7 @@ def _is_whole(argument: Any) -> bool:
 
 def _is_positive(divisor: Any, dtype: torch.dtype) -> bool:
     """Whether it is a number by which remainders are from 0 on, as those of an index are."""
-    return type(divisor) is int and 0 < divisor <= torch.iinfo(dtype).max
+    return isinstance(divisor, int) and 0 < divisor <= torch.iinfo(dtype).max
 
 
 def _compared_as(given: Sequence[Any]) -> str:

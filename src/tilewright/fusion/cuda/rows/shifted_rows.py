@@ -42,15 +42,19 @@ def shifted_block_candidates(
     least, most = THREADS
     for cluster in space.values["cluster"]:
         needed = max(row_bytes / ROW_BYTES / cluster, least)
-        for threads in [t for t in space.values["row_threads"] if needed <= t <= most][:1]:
-            c = RowSchedule(
+        sized = (
+            RowSchedule(
                 min(widest, VECTOR), threads, 1, 1, "registers", "two_pass", cluster, 1,
                 stream_loads=bool(footprint.parameters), rematerialize=packed, shifted=True,
                 tail="predicated",
-            )  # fmt: skip
+            )
+            for threads in space.values["row_threads"]
+            if needed <= threads <= most
+        )  # fmt: skip
+        c = next((c for c in sized if not footprint.fills(c)), None)  # there is a tail
+        if c is not None:
             filled = (replace(c, min_blocks=n) for n in reversed(space.values["min_blocks"]))
-            fits = (f for f in filled if _fits(f, footprint, device))
-            yield from list(fits)[:1]
+            yield from [f for f in filled if _fits(f, footprint, device)][:1]
 
 
 def _fits(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> bool:
