@@ -56,9 +56,12 @@ template <class I, class T, int N> TW_DEVICE T fold_named(Vec<T, N> x, I index, 
   return found;
 }
 template <class I, class T, int N> TW_DEVICE T fold_named_within(Vec<T, N> x, I index, Vec<I, N> positions, int column, int width, bool) {
+  T found = Sum::start<T>();
   const auto place = place_named(index, positions);
-  const bool within = place < N && (u32)(column + (int)place) < (u32)width;
-  return within ? fold_named(x, index, positions) : Sum::start<T>();
+  if (place < N && (u32)(column + (int)place) < (u32)width) {
+    TW_UNROLL for (int i = 0; i < N; ++i) if (place == i) found = x.v[i];
+  }
+  return found;
 }
 
 template <class OP, class T, int N> TW_DEVICE Vec<T, N> join_each(Vec<T, N> a, Vec<T, N> b) {
