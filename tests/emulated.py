@@ -62,7 +62,10 @@ template <class H> TW_DEVICE u32 half_max(H h, u32 a, u32 b) {
 template <class H> TW_DEVICE u32 half_min(H h, u32 a, u32 b) {
   return pack(h, min_nan(low(h, a), low(h, b)), min_nan(high(h, a), high(h, b)));
 }
-TW_DEVICE float power_of_two(float a) { return exp2f(a); }
+TW_DEVICE float power_of_two(float a) {  // of which what is no normal number is zero
+  const float r = exp2f(a);
+  return r < 0x1p-126f ? 0 : r;
+}
 """,
     r"(?s)TW_DEVICE float near_reciprocal\(.*?\n\}": """
 TW_DEVICE float near_reciprocal(float a) {  // off by one, but where no step mends that

@@ -8,6 +8,7 @@ from extreme_rows import (
     NORMS,
     ON_ROWS,
     assert_constant_rows_right,
+    assert_least_probabilities_right,
     assert_rows_stay_by_themselves,
     workload,
 )
@@ -38,6 +39,13 @@ def test_rows_of_nan_and_infinity_stay_by_themselves(name, width, dtype, device)
 def test_rows_that_do_not_vary_are_right(name, dtype, device):
     w = workload(name, dtype)
     assert_constant_rows_right(w, executable(w, device), device)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_probabilities_that_are_no_normal_numbers_are_right(dtype, width, device):
+    w = workload("softmax", dtype, WIDTHS[width], width)
+    assert_least_probabilities_right(w, executable(w, device), device)
 
 
 HUGE = (524300, 4100)

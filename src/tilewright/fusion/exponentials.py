@@ -8,13 +8,16 @@ from dataclasses import replace
 from tilewright.fusion.ir import Graph, Node, Rewriter
 from tilewright.tensor_spec import HALVES
 
+EXPONENTIALS = ("exp", "quick_exp", "raised_exp", "shifted_exp")
+
 
 def quick_exponentials(graph: Graph) -> Graph:
     """Of exp(v - max v), what only its sums divide before it is rounded to halves need be good to
     no more than 17 bits, six more than f16 has: a third of exp's instructions.
 
     A product with log2(e), rounded to fp32, is at most 2^-17 off, and so is its power of two,
-    relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it.
+    relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it. In bf16
+    it would be some number, unless those powers are divided by their own sum, and may be raised.
     """
     nodes = graph.nodes
     stored = {i for i, _ in graph.outputs}
@@ -27,18 +30,18 @@ def quick_exponentials(graph: Graph) -> Graph:
         if n.op in ("sum", "reciprocal") and n.args[0] in positive:
             positive.add(i)
 
-    def is_rounded(i: int) -> bool:
+    def is_rounded(i: int, halves: Sequence[str]) -> bool:
         users = graph.users(i)
-        return i not in stored and bool(users) and all(map(rounds, users))
+        return i not in stored and bool(users) and all(rounds(k, halves) for k in users)
 
-    def rounds(k: int) -> bool:
+    def rounds(k: int, halves: Sequence[str]) -> bool:
         n = nodes[k]
         if n.op == "cast":
-            return n.dtype in HALVES
+            return n.dtype in halves
         among_themselves = n.op in ("mul", "div") and positive.issuperset(n.args)
-        return (k in positive or among_themselves) and is_rounded(k)
+        return (k in positive or among_themselves) and is_rounded(k, halves)
 
-    quick = {i for i in shifted if is_rounded(i)}
+    quick = {i for i in shifted if is_rounded(i, HALVES if _is_normalised(graph, i) else ("f16",))}
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         return r.add(replace(n, op="quick_exp")) if i in quick else None
@@ -47,43 +50,46 @@ def quick_exponentials(graph: Graph) -> Graph:
 
 
 def shifted_exponentials(graph: Graph) -> Graph:
-    """Where a row's exp(v - max v) are only divided by their own sum, one fused multiply-add does
-    for difference and product with log2(e).
+    """A factor that exp(v - max v) of a row have in common is taken out where they are divided by
+    their own sum.
 
-    The product of max v and log2(e) is rounded, by up to 2^-24 of it: a factor that all of a row
-    have in common, and that the division takes out. Of v from f16 it does not overflow.
+    Of v from f16 one fused multiply-add does for difference and product with log2(e): that of max v
+    is rounded, by up to 2^-24 of it, and does not overflow. Others are raised by 2^16, so that what
+    bf16 holds below the normal numbers, down to 2^-133, is none of the powers that become zero.
     """
-    nodes = graph.nodes
-    stored = {i for i, _ in graph.outputs}
-
-    def is_normalised(i: int) -> bool:
-        greatest = nodes[nodes[i].args[0]].args[1]
-        sums = [k for k in graph.users(i) if nodes[k].op == "sum"]
-        inverses = [k for s in sums for k in graph.users(s) if nodes[k].op == "reciprocal"]
-        divisors = {"mul": inverses, "div": sums}
-        quotients = [
-            k for k in graph.users(i)
-            if nodes[k].args[0] == i and nodes[k].args[-1] in divisors.get(nodes[k].op, ())
-        ]  # fmt: skip
-        follow = {*sums, *inverses, *quotients}
-        return (
-            follow.issuperset(k for j in (i, *sums, *inverses) for k in graph.users(j))
-            and stored.isdisjoint((i, *sums, *inverses))
-            and all(nodes[s].shape == nodes[greatest].shape for s in sums)
-        )
 
     def from_f16(r: Rewriter, i: int) -> bool:
         return r[i].op == "cast" and r[r[i].args[0]].dtype == "f16"
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        if n.op != "quick_exp" or not is_normalised(i):
+        if n.op != "quick_exp" or not _is_normalised(graph, i):
             return None
         below = r[n.args[0]]
         if not from_f16(r, below.args[0]):
-            return None
+            return r.add(replace(n, op="raised_exp"))
         return r.add(replace(n, op="shifted_exp", args=below.args))
 
     return graph.rewritten(rule)
+
+
+def _is_normalised(graph: Graph, i: int) -> bool:
+    """Whether exponentials are only divided by their row's sum of them."""
+    nodes = graph.nodes
+    stored = {i for i, _ in graph.outputs}
+    greatest = nodes[nodes[i].args[0]].args[1]
+    sums = [k for k in graph.users(i) if nodes[k].op == "sum"]
+    inverses = [k for s in sums for k in graph.users(s) if nodes[k].op == "reciprocal"]
+    divisors = {"mul": inverses, "div": sums}
+    quotients = [
+        k for k in graph.users(i)
+        if nodes[k].args[0] == i and nodes[k].args[-1] in divisors.get(nodes[k].op, ())
+    ]  # fmt: skip
+    follow = {*sums, *inverses, *quotients}
+    return (
+        follow.issuperset(k for j in (i, *sums, *inverses) for k in graph.users(j))
+        and stored.isdisjoint((i, *sums, *inverses))
+        and all(nodes[s].shape == nodes[greatest].shape for s in sums)
+    )
 
 
 def merge_exponentials(graph: Graph) -> Graph:
@@ -104,7 +110,7 @@ def exponentials_of_greatest(graph: Graph) -> dict[int, tuple[int, str]]:
     nodes, found = graph.nodes, {}
     for i in graph.reductions:
         power = nodes[nodes[i].args[0]]
-        if nodes[i].op != "sum" or power.op not in ("exp", "quick_exp", "shifted_exp"):
+        if nodes[i].op != "sum" or power.op not in EXPONENTIALS:
             continue
         below = power if power.op == "shifted_exp" else nodes[power.args[0]]
         if is_below_its_greatest(nodes, below) and nodes[below.args[1]].shape == nodes[i].shape:

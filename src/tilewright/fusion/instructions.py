@@ -5,12 +5,13 @@ from __future__ import annotations
 from tilewright.fusion.ir import Node
 
 SPECIAL = (
-    *("exp", "quick_exp", "shifted_exp", "tanh", "erf", "erfc", "pow", "sin", "cos", "tan"),
+    *("exp", "quick_exp", "raised_exp", "shifted_exp", "tanh", "erf", "erfc", "pow"),
+    *("sin", "cos", "tan"),
     *("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "fmod"),
 )
 """Steps that take the units for special functions, a quarter as wide as those for arithmetic."""
 _SEVERAL = {
-    **dict.fromkeys(("quick_exp", "shifted_exp", "exp2"), 3),
+    **dict.fromkeys(("quick_exp", "raised_exp", "shifted_exp", "exp2"), 3),
     **dict.fromkeys(("exp", "reciprocal", "sqrt", "div"), 10),
     **dict.fromkeys(("tanh", "log", "log2", "log10", "log1p", "expm1", "sinh"), 20),
     **dict.fromkeys(("asin", "acos", "atan"), 20),

@@ -33,14 +33,14 @@ POINTWISE = (
     *("add", "sub", "mul", "div", "pow", "maximum", "minimum", *COMPARISONS, "and", "or"),
     *("fmod", "atan2", "hypot", "copysign"),
     *("neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "log1p", "expm1"),
-    *("quick_exp", "shifted_exp"),
+    *("quick_exp", "raised_exp", "shifted_exp"),
     *("tanh", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "not", "isnan"),
     *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log10"),
     "where",
 )
 CONTINUOUS = (
     *("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "where", "cast", "broadcast"),
-    *("exp", "quick_exp", "shifted_exp", "tanh"),
+    *("exp", "quick_exp", "raised_exp", "shifted_exp", "tanh"),
 )
 """Steps that make no more of a difference by a rounding than such a difference."""
 REDUCTIONS = ("sum", "mean", "m2", "amax", "amin", "prod", "sum_exp")

@@ -17,6 +17,8 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from tilewright.fusion import instructions
 from tilewright.fusion.cheapest_cut import cheapest_cut
 from tilewright.fusion.exponentials import merge_exponentials
@@ -27,6 +29,10 @@ from tilewright.tensor_spec import DTYPES, HALVES
 DRAWN_BYTES = 4
 """What keeping a random boolean is reckoned at: it takes a register, and drawing it again a
 quarter of a Philox block."""
+
+MOST_ROUNDED = 0.25
+"""The share of squared deviations, at most, below which what remains of them is taken for rounding:
+the sums of very long rows are not as inexact as their bound."""
 
 KEPT, AGAIN = 4096, 128
 """What keeping a value costs, or a byte of it, and an instruction that a later sweep takes again:
@@ -118,8 +124,8 @@ def plan_rows(
     """Plan a graph with reductions.
 
     Args:
-        moments: "two_pass" finds the mean in one sweep and the squared deviations in the next, and
-            "corrected" takes what fp32 rounded of the mean out of them;
+        moments: "two_pass" finds the mean in one sweep, and in the next the squared deviations and
+            what was rounded of the mean;
             "merge" finds both in one sweep, each warp (or thread) in two passes over what it
             holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
             1983); likewise the greatest value and the sum of exponentials below it (Milakov and
@@ -132,8 +138,8 @@ def plan_rows(
             the result of a reduction over others.
         packed: of values that later sweeps use directly, keep widened halves as halves.
     """
-    if moments in ("two_pass", "corrected"):
-        graph = expand_moments(graph, moments == "corrected")
+    if moments == "two_pass":
+        graph = expand_moments(graph)
     elif moments in ("merge", "lanes"):
         graph = remove_dead(merge_exponentials(graph))
     row = graph.reduced if row is None else row
@@ -189,47 +195,56 @@ def with_stores_last(plan: Plan) -> Plan:
     return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
 
 
-def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
+def expand_moments(graph: Graph) -> Graph:
     """Write mean and m2 as sums: m2(x) = sum(d^2) of d = x - mean(x).
 
-    If `corrected`, less sum(d)^2 / n, which is zero but for what was rounded of the mean (Chan,
-    Golub and LeVeque, The American Statistician 37, 1983). Not where other steps take deviations
-    from the same mean, as in layer norm: those have its rounding, too, and lose more by it.
+    Where an m2 is wanted, what was rounded of the mean is added to it: sum(d) / n, which takes
+    sum(d)^2 / n off m2 (Chan, Golub and LeVeque, The American Statistician 37, 1983). Equal values
+    then have deviations of 0, and an m2 of 0.
     """
     if not any(n.op in ("mean", "m2") for n in graph.nodes):
         return graph
-    centred_elsewhere = {
-        n.args[0]
-        for n in graph.nodes
-        if n.op == "sub" and graph.nodes[n.args[1]].op == "mean"
-        and graph.nodes[n.args[1]].args[0] == n.args[0]
-    }  # fmt: skip
+    spread = {(n.args[0], n.shape) for n in graph.nodes if n.op == "m2"}
 
-    def correction(r: Rewriter, i: int, n: Node, total: int, centred: int) -> int:
-        """Where that leaves nothing, what is left is rounding: the square root needs no sign."""
-        rest = r.add(replace(n, op="sum", args=(centred,)))
-        inverse = r.add(Node("const", (), n.dtype, (1,) * len(n.shape), 1.0 / graph.count(i)))
-        product = r.add(replace(n, op="mul", args=(rest, rest)))
-        excess = r.add(replace(n, op="mul", args=(product, inverse)))
-        less = r.add(replace(n, op="lt", args=(excess, total), dtype="bool"))
-        found = r.add(replace(n, op="sub", args=(total, excess)))
-        return r.add(replace(n, op="where", args=(less, found, total)))
+    def step(r: Rewriter, n: Node, op: str, *args: int, dtype: str | None = None) -> int:
+        return r.add(replace(n, op=op, args=args, dtype=dtype or n.dtype, attr=None))
 
-    def mean_of(r: Rewriter, i: int, n: Node) -> int:
-        total = r.add(replace(n, op="sum", args=n.args[:1]))
-        inverse = r.add(Node("const", (), n.dtype, (1,) * len(n.shape), 1.0 / graph.count(i)))
-        return r.add(replace(n, op="mul", args=(total, inverse)))
+    def constant(r: Rewriter, n: Node, number: float) -> int:
+        return r.add(Node("const", (), n.dtype, (1,) * len(n.shape), number))
+
+    def mean(r: Rewriter, i: int, n: Node) -> int:
+        inverse = constant(r, n, 1.0 / graph.count(i))
+        return step(r, n, "mul", step(r, n, "sum", n.args[0]), inverse)
+
+    def deviations(r: Rewriter, i: int, n: Node) -> int:
+        return step(r, r[n.args[0]], "sub", n.args[0], mean(r, i, n))
+
+    def missed(r: Rewriter, i: int, n: Node) -> tuple[int, int]:
+        """Of the mean, and of the sum: nothing beside infinities, nor where squares overflow."""
+        rest = step(r, n, "sum", deviations(r, i, n))
+        most = constant(r, n, math.sqrt(torch.finfo(DTYPES[n.dtype]).max) / 2)
+        is_small = step(r, n, "lt", step(r, n, "abs", rest), most, dtype="bool")
+        rest = step(r, n, "where", is_small, rest, constant(r, n, 0.0))
+        return step(r, n, "mul", rest, constant(r, n, 1.0 / graph.count(i))), rest
+
+    def m2(r: Rewriter, i: int, n: Node) -> int:
+        """0 where what is left of the squares may be their own rounding."""
+        apart = deviations(r, i, n)
+        squares = step(r, n, "sum", step(r, r[n.args[0]], "mul", apart, apart))
+        found = step(r, n, "sub", squares, step(r, n, "mul", *missed(r, i, n)))
+        share = min(graph.count(i) * torch.finfo(DTYPES[n.dtype]).eps, MOST_ROUNDED)
+        least = step(r, n, "mul", squares, constant(r, n, share))
+        is_rounding = step(r, n, "lt", found, least, dtype="bool")
+        return step(r, n, "where", is_rounding, constant(r, n, 0.0), found)
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
-        if n.op == "mean":
-            return mean_of(r, i, n)
         if n.op == "m2":
-            value = r[n.args[0]]
-            centred = r.add(replace(value, op="sub", args=(n.args[0], mean_of(r, i, n)), attr=None))
-            square = r.add(replace(value, op="mul", args=(centred, centred), attr=None))
-            total = r.add(replace(n, op="sum", args=(square,)))
-            plain = not corrected or graph.nodes[i].args[0] in centred_elsewhere
-            return total if plain else correction(r, i, n, total, centred)
+            return m2(r, i, n)
+        if n.op == "mean":
+            first = mean(r, i, n)
+            if (graph.nodes[i].args[0], n.shape) not in spread:
+                return first
+            return step(r, n, "add", first, missed(r, i, n)[0])
         return None
 
     return remove_dead(merge_common(graph.rewritten(rule)))

@@ -254,6 +254,8 @@ template <int N> TW_DEVICE Vec<float, N> reciprocals(Vec<float, N> a) {
 }
 TW_FUNCTION1(exponential, expf(a), exp(a))
 TW_FUNCTION1(quick_exponential, power_of_two(a * TW_LOG2_E), exp(a))
+// 2^16 times as much, a factor that the sum of a row takes out again: what is left may be no normal number.
+TW_FUNCTION1(raised_exponential, power_of_two(fmaf(a, TW_LOG2_E, 16.0f)), 65536.0 * exp(a))
 TW_FUNCTION1(exponential2, exp2f(a), exp2(a))
 TW_FUNCTION1(logarithm, logf(a), log(a))
 TW_FUNCTION1(logarithm2, log2f(a), log2(a))

@@ -164,13 +164,16 @@ template <int VECTOR, int VECTORS, int TURNS, int FULL, int STEP, int WARP_STEP>
 
 // Mean and m2 of COUNT warps' partials as one (Chan, Golub and LeVeque, 1983), without a
 // division: all counts are known. Lanes WIDTH apart see the same partials, and find the same bits.
+// Equal means join to just that one.
 template <class T> struct alignas(2 * sizeof(T)) Moments { T mean, m2; };
+template <class T> TW_DEVICE T finite_or_zero(T x) { return x < (T)TW_INFINITY && x > (T)-TW_INFINITY ? x : 0; }
 template <class SHARES, int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* partials, T inverse) {
   constexpr bool FEW = COUNT <= 8;
   const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
+  const T one = finite_or_zero(partials[0].mean);
   T sum = 0, m2 = 0;
-  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * partials[i].mean;
-  const T mean = (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * (partials[i].mean - one);
+  const T mean = one + (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
   TW_UNROLL for (int i = first; i < COUNT; i += step) {
     const T apart = partials[i].mean - mean;
     m2 += partials[i].m2 + (T)SHARES::of_warp(i) * apart * apart;
@@ -230,6 +233,21 @@ TW_DEVICE Moments<T> join_lanes(T sum, T m2, T inverse, const Weights<THREADS, T
     sum += other;
   }
   return {sum * inverse, m2};
+}
+
+// A deviation within 64 roundings of a warp's mean may be that mean's own.
+template <class T> constexpr T EPSILON = sizeof(T) == 4 ? 0x1p-23 : 0x1p-52;
+template <class T> TW_DEVICE bool is_rounding(const Moments<T>& of_warp, T count) {
+  const T off = 64 * EPSILON<T> * of_warp.mean;
+  return of_warp.m2 < count * off * off;
+}
+// What was rounded of the mean, `off` and `squares` the sums of deviations from it and of their
+// squares: nothing beside infinities. What is left may be the squares' own rounding.
+template <class T> TW_DEVICE void correct(Moments<T>& found, T off, T squares, T count, T inverse) {
+  const T missed = off * inverse, excess = missed * off;
+  const bool usable = excess < (T)TW_INFINITY;
+  const T rest = squares - (usable ? excess : 0);
+  found = {found.mean + (usable ? missed : 0), rest < count * EPSILON<T> * squares ? 0 : rest};
 }
 
 // The greatest of COUNT partials, and the sum of exponentials below it of all of them (Milakov

@@ -28,7 +28,7 @@ from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import DTYPES, TensorSpec
 
 pytestmark = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 H200 = DEVICES["h200"]
@@ -347,6 +347,46 @@ def test_moments_that_are_merged_hold_for_rows_of_any_kind(moments, width, dtype
     assert torch.equal(found.isnan(), truth.isnan())
     near = {"f16": 2e-3, "f32": 2e-4, "f64": 1e-9}[dtype]
     assert torch.allclose(found, truth, rtol=near, atol=near, equal_nan=True)
+
+
+EVEN = [
+    *({"moments": moments} for moments in MOMENTS),
+    *({"moments": m, "row_threads": 32, "rows_per_block": 4} for m in MOMENTS),
+    *({"moments": m, "row_threads": 448, "rows_per_block": 1, "vector": 2} for m in MOMENTS),
+    *({"moments": m, "cluster": 2, "rows_per_block": 1} for m in MOMENTS),
+    {"moments": "lanes", "row_threads": 16, "rows_per_block": 4},
+    {"moments": "merge", "storage": "shared"},
+    {"moments": "two_pass", "storage": "reread"},
+    {"moments": "two_pass", "shifted": True},
+]
+
+
+def centred(x):
+    x = x if x.dtype == torch.float64 else x.float()
+    mean = x.mean(-1, keepdim=True)
+    return x - mean, mean, x.std(-1), x.var(-1)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("width", [1000, 1002])
+@pytest.mark.parametrize("changed", EVEN, ids=str)
+def test_equal_values_have_no_variance(changed, width, dtype, forgets_functions):
+    """Nor any deviations: what is rounded of their mean is found."""
+    if changed["moments"] == "tensor_cores" and dtype not in ("f16", "bf16"):
+        pytest.skip("tensor cores add up halves")
+    fuse(centred)
+    width -= "shifted" in changed
+    vector = 4 if "shifted" in changed else 4 - width % 4
+    vector = min(vector, 16 // DTYPES[dtype].itemsize)
+    config = replace(LANES, **({"vector": vector} | changed))
+    values = [1000.1, 0.1, -3.3e3, 1e4, 1e-4, 7.0, 0.0]
+    w, executable = emulated(f"centred(x={dtype}[{len(values)},{width}])", config)
+    assert target.space(graph_of(w), H200).why_not(config) is None
+    x = torch.tensor(values).to(DTYPES[dtype]).unsqueeze(-1).expand(-1, width).contiguous()
+    apart, mean, *spreads = executable(x)
+    assert torch.equal(mean, x[:, :1].to(mean.dtype))
+    for zeros in (apart, *spreads):
+        assert torch.equal(zeros, torch.zeros_like(zeros))
 
 
 @pytest.mark.parametrize("text", STRIDED)

@@ -153,7 +153,7 @@ def _free_lane(graph: Graph) -> int:
 
 def _planned(graph: Graph, row: tuple[int, ...], lane: int, keep: str) -> Plan:
     if row:
-        return plan_rows(graph, "corrected", recompute=keep == "bytes", row=row)
+        return plan_rows(graph, "two_pass", recompute=keep == "bytes", row=row)
     return _pointwise_plan(graph, lane)
 
 
@@ -174,6 +174,9 @@ def _kept(loops: Loops, keep: str) -> list[frozenset[int]]:
     for phase in loops.plan.phases:
         found: set[int] = set()
         for i in phase.carried_out if keep != "nothing" else ():
+            if i in earlier:
+                found.add(i)
+                continue
             steps = [k for k in needed_in(graph, {i}, earlier) if loops.plan.inner[k]]
             again = [k for k in steps if not _is_reread(loops, k)]
             if len(again) <= 2 and all(graph.nodes[k].op in _CHEAP for k in again):

@@ -24,7 +24,7 @@ _FUNCTIONS = {
     **{"pow": "power", "maximum": "maximum", "minimum": "minimum", "and": "both", "or": "either"},
     **{"not": "negated", "where": "where", "abs": "absolute", "sqrt": "square_root"},
     **{"exp": "exponential", "exp2": "exponential2", "expm1": "exponential_m1"},
-    "quick_exp": "exponential",
+    **{"quick_exp": "exponential", "raised_exp": "exponential"},
     **{"log": "logarithm", "log2": "logarithm2", "log1p": "logarithm1p"},
     **{"tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine"},
     **{"floor": "rounded_down", "ceil": "rounded_up", "round": "rounded_even"},

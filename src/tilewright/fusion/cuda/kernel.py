@@ -32,11 +32,12 @@ DIVISOR = ("factor", "shift")
 """What the names of those numbers end with that `divide` takes in place of a size."""
 _CODES = {"f32": "f", "f64": "d"}
 _EXTENT_CODES = {"u32": "I", "int": "i", "i64": "q", "u64": "Q"}
-_FUNCTIONS = {
+FUNCTIONS = {
     "pow": "power", "neg": "neg", "abs": "absolute", "sqrt": "square_root",
     "rsqrt": "reciprocal_root", "exp": "exponential", "exp2": "exponential2", "log": "logarithm",
     "log2": "logarithm2", "log1p": "logarithm1p", "expm1": "exponential_m1",
-    "quick_exp": "quick_exponential", "shifted_exp": "shifted_exponential",
+    "quick_exp": "quick_exponential", "raised_exp": "raised_exponential",
+    "shifted_exp": "shifted_exponential",
     "tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine",
     "floor": "round_down", "ceil": "round_up", "round": "round_even", "trunc": "round_to_zero",
     "sign": "sign_of", "and": "logical_and", "or": "logical_or", "not": "logical_not",
@@ -337,7 +338,7 @@ class Kernel:
             if vector is None:
                 return f"({operands[0]} ? {operands[1]} : {operands[2]})"
             return f"where<{vector}>({', '.join(operands)})"
-        return f"{_FUNCTIONS.get(n.op, n.op)}({', '.join(operands)})"
+        return f"{FUNCTIONS.get(n.op, n.op)}({', '.join(operands)})"
 
     def constant(self, n: Node) -> str:
         if n.dtype == "bool":

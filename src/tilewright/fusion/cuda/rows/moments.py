@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewright.fusion.cuda.kernel import TYPES
+from tilewright.fusion.cuda.kernel import FUNCTIONS, TYPES
 from tilewright.fusion.cuda.rows.joining import SHARES
 from tilewright.fusion.cuda.rows.steps import Steps
 from tilewright.fusion.plan import halves_of_moments
@@ -18,8 +18,10 @@ class Moments(Steps):
     warp those of its lanes, whose shuffles need not wait for a mean. `tensor_cores` adds up values
     and squares at once; products of halves are exact, so that m2, the difference of squares and
     mean, loses no more than two bits while the squares are at most four times m2: while the mean
-    is within 1.7 deviations of zero. A warp that finds its mean further off goes over its values a
-    second time.
+    is within 1.7 deviations of zero.
+
+    A warp that finds its mean further off, or any whose deviations may be the rounding of its mean,
+    goes over its values once more, around that mean: equal values have a variance of zero.
     """
 
     def warp_exponentials(self, sums: list[int], known: frozenset[int]) -> None:
@@ -39,8 +41,7 @@ class Moments(Steps):
         if how == "shifted_exp":
             power = f"shifted_exponential({value}, {greatest})"
         else:
-            function = "quick_exponential" if how == "quick_exp" else "exponential"
-            power = f"{function}(sub({value}, {greatest}))"
+            power = f"{FUNCTIONS[how]}(sub({value}, {greatest}))"
         self.line(f"partial{i}[r].sum += fold<Sum>({power});")
 
     def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:
@@ -53,6 +54,7 @@ class Moments(Steps):
             self.by_lanes(moments)
         else:
             self.in_two_passes(moments, known)
+        self.corrected(moments, known)
 
     def in_two_passes(self, moments: list[int], known: frozenset[int]) -> None:
         for i in moments:
@@ -122,20 +124,26 @@ class Moments(Steps):
         self.close_turn()
         self.line(f"{self.each_row()} add_halves(gram[r], k, halves[r]);")
         self.close()
-        self.line("bool near = true;")
+        self.line(f"bool near{i} = true;")
         found = f"moments_of(gram[r], warp_inverse, partial{i}[r])"
-        self.line(f"{self.each_row()} near = {found} && near;")
-        self.open("if (!near)")
-        self.line(f"float off[{rows}] = {{}}, squares[{rows}] = {{}};")
-        self.around_the_mean(
-            moments,
-            known,
-            "off[r] += fold<Sum>(apart{i}); squares[r] += fold<Sum>(mul(apart{i}, apart{i}));",
-        )
+        self.line(f"{self.each_row()} near{i} = {found} && near{i};")
+
+    def corrected(self, moments: list[int], known: frozenset[int]) -> None:
+        near, rows = f"near{moments[0]}", self.s.rows_per_thread
+        if self.s.moments != "tensor_cores":
+            self.line(f"bool {near} = true;")
+            for i in moments:
+                rounding = f"is_rounding(partial{i}[r], warp_count)"
+                self.line(f"{self.each_row()} {near} = {near} && !{rounding};")
+        self.open(f"if (!{near})")
+        for i in moments:
+            kind = TYPES[self.graph.nodes[i].dtype]
+            self.line(f"{kind} off{i}[{rows}] = {{}}, squares{i}[{rows}] = {{}};")
+        squares = "squares{i}[r] += fold<Sum>(mul(apart{i}, apart{i}));"
+        self.around_the_mean(moments, known, "off{i}[r] += fold<Sum>(apart{i}); " + squares)
         self.open(self.each_row())
-        self.line("const float missed = reduce_warp<Sum, 32>(off[r]) * warp_inverse;")
-        self.line(f"partial{i}[r].mean += missed;")
-        total = "reduce_warp<Sum, 32>(squares[r]) - warp_count * missed * missed"
-        self.line(f"partial{i}[r].m2 = {total};")
+        for i in moments:
+            sums = (f"reduce_warp<Sum, {self.warp_threads}>({n}{i}[r])" for n in ("off", "squares"))
+            self.line(f"correct(partial{i}[r], {', '.join(sums)}, warp_count, warp_inverse);")
         self.close()
         self.close()
