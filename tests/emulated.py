@@ -101,9 +101,9 @@ struct Gram { float sum, squares; };
 template <class H, int N> TW_DEVICE void add_halves(Gram& g, int, const Vec<H, N>& x) {
   for (int i = 0; i < N; ++i) g.sum += widen(x[i]), g.squares += widen(x[i]) * widen(x[i]);
 }
-TW_DEVICE bool moments_of(const Gram& g, float inverse, Moments<float>& found) {
+TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<float>& found) {
   const float squares = reduce_warp<Sum, 32>(g.squares), sum = reduce_warp<Sum, 32>(g.sum);
-  found = {sum * inverse, squares - sum * (sum * inverse)};
+  found = {average(sum, count, inverse), squares - sum * (sum * inverse)};
   return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
 }
 """,

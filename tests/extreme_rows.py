@@ -70,8 +70,12 @@ def assert_rows_stay_by_themselves(w, run, device):
             assert torch.equal(mine[others], before[others])
 
 
-def assert_constant_rows_right(w, run, device):
-    """No variance, and no deviations: nothing is left of a row but the bias."""
+def assert_constant_rows_right(w, run, device, target):
+    """No variance: nothing is left of a row but the bias, where the mean of its values is exact.
+
+    That of fp32 and fp64 is rounded on a GPU: sums of n terms have sqrt(n) ulp, and 1 / sqrt(eps)
+    multiplies what is left of them by 316.
+    """
     tensors = w.operator.examples(w, "random", 0, device)
     for constant in CONSTANTS:
         given = [t.clone() for t in tensors]
@@ -82,11 +86,13 @@ def assert_constant_rows_right(w, run, device):
                 t.zero_()
         (right,) = w.operator.truth(w, given)[:1]
         mine = _results(run, given)[0]
-        if "layer_norm" in w.op:
-            assert torch.equal(mine, right.to(mine.dtype)), (constant, (mine - right).abs().max())
         eps = torch.finfo(torch.float64 if mine.dtype == torch.float64 else torch.float32).eps
-        near = (torch.finfo(mine.dtype).eps + 2 * math.sqrt(WIDTH) * eps) * right.abs() + eps
-        assert ((mine.double() - right).abs() <= near).all(), (constant, (mine - right).abs().max())
+        scale = max((t.abs().max().item() for t in given[1:]), default=1.0)
+        left = 316 * math.sqrt(WIDTH) * eps * 2 * abs(constant) * scale
+        near = torch.finfo(mine.dtype).eps * (right.abs() + 1) + left
+        if "layer_norm" in w.op and (target == "cpp" or mine.dtype.itemsize == 2):
+            near = right - right.to(mine.dtype).double()
+        assert ((mine.double() - right).abs() <= near.abs()).all(), constant
 
 
 def assert_least_probabilities_right(w, run, device):

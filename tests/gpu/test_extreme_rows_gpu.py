@@ -38,7 +38,7 @@ def test_rows_of_nan_and_infinity_stay_by_themselves(name, width, dtype, device)
 @pytest.mark.parametrize("name", NORMS)
 def test_rows_that_do_not_vary_are_right(name, dtype, device):
     w = workload(name, dtype)
-    assert_constant_rows_right(w, executable(w, device), device)
+    assert_constant_rows_right(w, executable(w, device), device, "cuda")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -129,6 +129,18 @@ def test_columns_of_more_than_two_to_the_31_elements(device, needs_memory, forge
     mean = sum(part.double().sum(0) for part in x.split(8192)) / HUGE[0]
     assert torch.equal(peaks, torch.stack([part.amax(0) for part in x.split(8192)]).amax(0))
     torch.testing.assert_close(apart[some].double(), x[some].double() - mean, rtol=1e-3, atol=1e-3)
+
+
+def distances(x, y):
+    return (x[:, :, None] - y[:, None, :]).abs().sum((1, 2))
+
+
+def test_rows_of_more_columns_than_an_int_numbers(device, forgets_functions):
+    x, y = torch.rand(2, 16, 50000, device=device)
+    found = tw.fuse(distances)(x, y)
+    parts = y.double().split(200, dim=1)
+    right = sum(distances(x.double(), part) for part in parts)
+    torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=0)
 
 
 def sums_of_samples(x):

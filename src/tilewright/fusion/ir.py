@@ -36,7 +36,7 @@ POINTWISE = (
     *("quick_exp", "raised_exp", "shifted_exp"),
     *("tanh", "erf", "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "not", "isnan"),
     *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log10"),
-    "where",
+    *("where", "average"),
 )
 CONTINUOUS = (
     *("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "where", "cast", "broadcast"),

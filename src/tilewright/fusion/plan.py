@@ -124,8 +124,8 @@ def plan_rows(
     """Plan a graph with reductions.
 
     Args:
-        moments: "two_pass" finds the mean in one sweep, and in the next the squared deviations and
-            what was rounded of the mean;
+        moments: "two_pass" finds the mean in one sweep and the squared deviations in the next, and
+            "corrected" there also what was rounded of the mean;
             "merge" finds both in one sweep, each warp (or thread) in two passes over what it
             holds, merged with Chan, Golub and LeVeque's formula (The American Statistician 37,
             1983); likewise the greatest value and the sum of exponentials below it (Milakov and
@@ -138,8 +138,8 @@ def plan_rows(
             the result of a reduction over others.
         packed: of values that later sweeps use directly, keep widened halves as halves.
     """
-    if moments == "two_pass":
-        graph = expand_moments(graph)
+    if moments in ("two_pass", "corrected"):
+        graph = expand_moments(graph, moments == "corrected")
     elif moments in ("merge", "lanes"):
         graph = remove_dead(merge_exponentials(graph))
     row = graph.reduced if row is None else row
@@ -195,16 +195,16 @@ def with_stores_last(plan: Plan) -> Plan:
     return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
 
 
-def expand_moments(graph: Graph) -> Graph:
+def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
     """Write mean and m2 as sums: m2(x) = sum(d^2) of d = x - mean(x).
 
-    Where an m2 is wanted, what was rounded of the mean is added to it: sum(d) / n, which takes
-    sum(d)^2 / n off m2 (Chan, Golub and LeVeque, The American Statistician 37, 1983). Equal values
-    then have deviations of 0, and an m2 of 0.
+    If `corrected`, what was rounded of a mean whose m2 is wanted, too, is added to it: sum(d) / n,
+    which takes sum(d)^2 / n off m2 (Chan, Golub and LeVeque, The American Statistician 37, 1983).
+    Equal values then have deviations of 0, and an m2 of 0.
     """
     if not any(n.op in ("mean", "m2") for n in graph.nodes):
         return graph
-    spread = {(n.args[0], n.shape) for n in graph.nodes if n.op == "m2"}
+    spread = {(n.args[0], n.shape) for n in graph.nodes if n.op == "m2"} if corrected else set()
 
     def step(r: Rewriter, n: Node, op: str, *args: int, dtype: str | None = None) -> int:
         return r.add(replace(n, op=op, args=args, dtype=dtype or n.dtype, attr=None))
@@ -213,8 +213,10 @@ def expand_moments(graph: Graph) -> Graph:
         return r.add(Node("const", (), n.dtype, (1,) * len(n.shape), number))
 
     def mean(r: Rewriter, i: int, n: Node) -> int:
-        inverse = constant(r, n, 1.0 / graph.count(i))
-        return step(r, n, "mul", step(r, n, "sum", n.args[0]), inverse)
+        total, count = step(r, n, "sum", n.args[0]), graph.count(i)
+        if corrected:
+            return step(r, n, "mul", total, constant(r, n, 1.0 / count))
+        return r.add(replace(n, op="average", args=(total,), attr=count))
 
     def deviations(r: Rewriter, i: int, n: Node) -> int:
         return step(r, r[n.args[0]], "sub", n.args[0], mean(r, i, n))
@@ -231,6 +233,8 @@ def expand_moments(graph: Graph) -> Graph:
         """0 where what is left of the squares may be their own rounding."""
         apart = deviations(r, i, n)
         squares = step(r, n, "sum", step(r, r[n.args[0]], "mul", apart, apart))
+        if not corrected:
+            return squares
         found = step(r, n, "sub", squares, step(r, n, "mul", *missed(r, i, n)))
         share = min(graph.count(i) * torch.finfo(DTYPES[n.dtype]).eps, MOST_ROUNDED)
         least = step(r, n, "mul", squares, constant(r, n, share))

@@ -50,7 +50,7 @@ def _cut(graph: Graph, most_single: int) -> Graph:
         if pair is None:
             break
         ops = {graph.nodes[i].op for i in graph.reductions if pair[0] in graph.axes(i)}
-        whole = graph if ops <= _JOINS.keys() else expand_moments(graph)
+        whole = graph if ops <= _JOINS.keys() else expand_moments(graph, corrected=True)
         found = _Cutting(whole, *pair).graph()
         if len(found.nodes) > most_steps:
             break

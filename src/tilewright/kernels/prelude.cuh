@@ -252,6 +252,17 @@ template <int N> TW_DEVICE Vec<float, N> reciprocals(Vec<float, N> a) {
   }
   return r;
 }
+// A sum divided by a count, rounded once, from the product with the count's reciprocal: of equal
+// values whose sum is exact, as that of halves is, it is that value.
+TW_DEVICE float average(float sum, float count, float inverse) {
+  const float near = sum * inverse, rest = fmaf(-near, count, sum);
+  return rest == rest ? fmaf(rest, inverse, near) : near;
+}
+TW_DEVICE double average(double sum, double count, double) { return sum / count; }
+template <class T, int N> TW_DEVICE Vec<T, N> average(Vec<T, N> sum, T count, T inverse) {
+  TW_UNROLL for (int i = 0; i < N; ++i) sum.v[i] = average(sum.v[i], count, inverse);
+  return sum;
+}
 TW_FUNCTION1(exponential, expf(a), exp(a))
 TW_FUNCTION1(quick_exponential, power_of_two(a * TW_LOG2_E), exp(a))
 // 2^16 times as much, a factor that the sum of a row takes out again: what is left may be no normal number.

@@ -164,16 +164,13 @@ template <int VECTOR, int VECTORS, int TURNS, int FULL, int STEP, int WARP_STEP>
 
 // Mean and m2 of COUNT warps' partials as one (Chan, Golub and LeVeque, 1983), without a
 // division: all counts are known. Lanes WIDTH apart see the same partials, and find the same bits.
-// Equal means join to just that one.
 template <class T> struct alignas(2 * sizeof(T)) Moments { T mean, m2; };
-template <class T> TW_DEVICE T finite_or_zero(T x) { return x < (T)TW_INFINITY && x > (T)-TW_INFINITY ? x : 0; }
-template <class SHARES, int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* partials, T inverse) {
+template <class SHARES, int COUNT, int WIDTH, class T> TW_DEVICE Moments<T> join_moments(const Moments<T>* partials, T count, T inverse) {
   constexpr bool FEW = COUNT <= 8;
   const int first = FEW ? 0 : threadIdx.x % WIDTH, step = FEW ? 1 : WIDTH;
-  const T one = finite_or_zero(partials[0].mean);
   T sum = 0, m2 = 0;
-  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * (partials[i].mean - one);
-  const T mean = one + (FEW ? sum : reduce_warp<Sum, WIDTH>(sum)) * inverse;
+  TW_UNROLL for (int i = first; i < COUNT; i += step) sum += (T)SHARES::of_warp(i) * partials[i].mean;
+  const T mean = average(FEW ? sum : reduce_warp<Sum, WIDTH>(sum), count, inverse);
   TW_UNROLL for (int i = first; i < COUNT; i += step) {
     const T apart = partials[i].mean - mean;
     m2 += partials[i].m2 + (T)SHARES::of_warp(i) * apart * apart;
@@ -218,7 +215,7 @@ TW_DEVICE double quick_inverse(double x) { return 1 / x; }
 TW_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 TW_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 template <class SHARES, int THREADS, class T>
-TW_DEVICE Moments<T> join_lanes(T sum, T m2, T inverse, const Weights<THREADS, T>& weights) {
+TW_DEVICE Moments<T> join_lanes(T sum, T m2, T count, T inverse, const Weights<THREADS, T>& weights) {
   TW_UNROLL for (int i = 0; 1 << i < THREADS; ++i) {
     const T other = __shfl_xor_sync(0xffffffffu, sum, 1 << i);
     T grown;
@@ -232,22 +229,14 @@ TW_DEVICE Moments<T> join_lanes(T sum, T m2, T inverse, const Weights<THREADS, T
     m2 = (m2 + __shfl_xor_sync(0xffffffffu, m2, 1 << i)) + grown;
     sum += other;
   }
-  return {sum * inverse, m2};
+  return {average(sum, count, inverse), m2};
 }
 
-// A deviation within 64 roundings of a warp's mean may be that mean's own.
-template <class T> constexpr T EPSILON = sizeof(T) == 4 ? 0x1p-23 : 0x1p-52;
-template <class T> TW_DEVICE bool is_rounding(const Moments<T>& of_warp, T count) {
-  const T off = 64 * EPSILON<T> * of_warp.mean;
-  return of_warp.m2 < count * off * off;
-}
 // What was rounded of the mean, `off` and `squares` the sums of deviations from it and of their
-// squares: nothing beside infinities. What is left may be the squares' own rounding.
-template <class T> TW_DEVICE void correct(Moments<T>& found, T off, T squares, T count, T inverse) {
-  const T missed = off * inverse, excess = missed * off;
-  const bool usable = excess < (T)TW_INFINITY;
-  const T rest = squares - (usable ? excess : 0);
-  found = {found.mean + (usable ? missed : 0), rest < count * EPSILON<T> * squares ? 0 : rest};
+// squares. What is left of these may be their own rounding.
+TW_DEVICE void correct(Moments<float>& found, float off, float squares, float count, float inverse) {
+  const float missed = off * inverse, rest = squares - missed * off;
+  found = {found.mean + missed, rest < count * 0x1p-23f * squares ? 0 : rest};
 }
 
 // The greatest of COUNT partials, and the sum of exponentials below it of all of them (Milakov
@@ -301,12 +290,12 @@ template <class H, int N> TW_DEVICE void add_halves(Gram& g, int turn, const Vec
   else { TW_UNROLL for (int i = 0; i < N / 2; i += 2) multiply<H>(g.c[(i / 2 + turn) % 2], x.w[i], x.w[i + 1]); }
 }
 // The warp's moments; false where the mean is so far from zero that m2 lost digits.
-TW_DEVICE bool moments_of(const Gram& g, float inverse, Moments<float>& found) {
+TW_DEVICE bool moments_of(const Gram& g, float count, float inverse, Moments<float>& found) {
   const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
   const float diagonal = row == column ? g.c[0][0] + g.c[1][0] : row == column + 1 ? g.c[0][1] + g.c[1][1] : 0.0f;
   const float squares = reduce_warp<Sum, 32>(diagonal);
   const float sum = reduce_warp<Sum, 4>((g.c[0][2] + g.c[1][2]) + (g.c[0][3] + g.c[1][3]));
-  found = {sum * inverse, squares - sum * (sum * inverse)};
+  found = {average(sum, count, inverse), squares - sum * (sum * inverse)};
   return squares <= 4.0f * found.m2 && squares < TW_INFINITY;
 }
 

@@ -43,7 +43,7 @@ class _Chosen(_Cutter):
 
 def fewest(graph, bound, kernels=ON_CPUS, most=2000):
     """The fewest passes of any plan; `bound` if none has less, None if there are over `most`."""
-    graph = remove_dead(expand_moments(graph))
+    graph = remove_dead(expand_moments(graph, corrected=True))
     best, choices, met = bound, [], Met()
     for _ in range(most):
         cutter = _Chosen(graph, kernels, choices, best, met)

@@ -28,7 +28,7 @@ from random_graphs import (
     run_examples,
     workload,
 )
-from tilewright.compile import cxx
+from tilewright.compile import cxx, nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES, MAX_GRID
 from tilewright.dispatch.functions.fuse import fuse
@@ -42,6 +42,7 @@ from tilewright.op import OPS, Workload
 from tilewright.tensor_spec import TensorSpec
 
 H200 = DEVICES["h200"]
+PARTIALS = "layer_norm_backward(grad_output=f16[8192,2048], x=f16[8192,2048], mean=f32[8192,1], rstd=f32[8192,1], weight=f16[2048])"  # noqa: E501
 
 emulation = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 
@@ -201,6 +202,46 @@ def test_more_than_2_to_the_31_elements_have_64_bit_indices():
         task = target.task(graph, target.heuristic(graph, H200), H200)
         assert f"const {index} lane_column = (({index})" in task.source
         assert compiled(task).resources.spill_bytes == 0
+
+
+def test_a_kernel_that_begins_early_reads_no_partials_as_constants():
+    """`ld.global.nc` is of memory that nobody writes while the kernel runs."""
+    graph = graph_of(Workload.parse(PARTIALS))
+    joined = (c for c in target.promising(graph, H200) if c.combine == "kernel")
+    task = target.task(graph, next(joined), H200)
+    _, *entries = nvrtc.compile_ptx(task.source, task.flags, "partials").split(".entry")
+    (waiting,) = (e for e in entries if "griddepcontrol.wait" in e)
+    assert "ld.f32" in waiting.partition("griddepcontrol.wait")[2]
+    assert "ld.global.nc" not in waiting
+
+
+def distances(x, y):
+    return (x[:, :, None] - y[:, None, :]).abs().sum((1, 2))
+
+
+def greatest(x):
+    return x.amax(-1)
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("distances(x=f32[1000,50000], y=f32[1000,50000])", "int"),  # by 50000 steps
+        ("greatest(x=f16[200,3000000000])", "i64"),
+        ("greatest(x=f16[2,3000000000])", "i64"),
+    ],
+)
+def test_rows_of_more_columns_than_an_int_numbers_are_walked_in_pieces(
+    text, index, device, forgets_functions
+):
+    fuse(distances)
+    fuse(greatest)
+    graph, spec = graph_of(Workload.parse(text)), DEVICES[device]
+    for config in (target.heuristic(graph, spec), *target.promising(graph, spec)[:5]):
+        assert isinstance(config, TileSchedule)
+        assert config in target.space(graph, spec)
+        assert f"const {index} lane_column" in target.task(graph, config, spec).source
 
 
 @emulation

@@ -24,12 +24,12 @@ def test_rows_of_nan_and_infinity_stay_by_themselves(name, target, dtype):
     assert_apart(w, executable(target, w), "cpu")
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NORMS)
 def test_rows_that_do_not_vary_are_right(name, target, dtype):
     w = workload(name, dtype)
-    assert_constant_rows_right(w, executable(target, w), "cpu")
+    assert_constant_rows_right(w, executable(target, w), "cpu", target)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

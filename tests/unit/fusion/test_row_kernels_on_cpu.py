@@ -367,26 +367,27 @@ def centred(x):
     return x - mean, mean, x.std(-1), x.var(-1)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("width", [1000, 1002])
 @pytest.mark.parametrize("changed", EVEN, ids=str)
-def test_equal_values_have_no_variance(changed, width, dtype, forgets_functions):
-    """Nor any deviations: what is rounded of their mean is found."""
-    if changed["moments"] == "tensor_cores" and dtype not in ("f16", "bf16"):
-        pytest.skip("tensor cores add up halves")
+def test_equal_halves_have_no_deviations(changed, width, dtype, forgets_functions):
+    """Their sum is exact, and so is their mean. What lanes that hold more or less than others have
+    by that much more or less is rounded."""
     fuse(centred)
     width -= "shifted" in changed
     vector = 4 if "shifted" in changed else 4 - width % 4
-    vector = min(vector, 16 // DTYPES[dtype].itemsize)
     config = replace(LANES, **({"vector": vector} | changed))
     values = [1000.1, 0.1, -3.3e3, 1e4, 1e-4, 7.0, 0.0]
     w, executable = emulated(f"centred(x={dtype}[{len(values)},{width}])", config)
     assert target.space(graph_of(w), H200).why_not(config) is None
     x = torch.tensor(values).to(DTYPES[dtype]).unsqueeze(-1).expand(-1, width).contiguous()
-    apart, mean, *spreads = executable(x)
-    assert torch.equal(mean, x[:, :1].to(mean.dtype))
-    for zeros in (apart, *spreads):
-        assert torch.equal(zeros, torch.zeros_like(zeros))
+    apart, mean, deviation, variance = executable(x)
+    assert torch.equal(mean, x[:, :1].float())
+    assert torch.equal(apart, torch.zeros_like(apart))
+    roundings = 4 * torch.finfo(torch.float32).eps if config.moments == "lanes" else 0
+    most = roundings * x[:, 0].float().abs()
+    assert ((deviation >= 0) & (deviation <= most)).all()
+    assert ((variance >= 0) & (variance <= most**2)).all()
 
 
 @pytest.mark.parametrize("text", STRIDED)

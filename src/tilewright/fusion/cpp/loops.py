@@ -153,7 +153,7 @@ def _free_lane(graph: Graph) -> int:
 
 def _planned(graph: Graph, row: tuple[int, ...], lane: int, keep: str) -> Plan:
     if row:
-        return plan_rows(graph, "two_pass", recompute=keep == "bytes", row=row)
+        return plan_rows(graph, "corrected", recompute=keep == "bytes", row=row)
     return _pointwise_plan(graph, lane)
 
 

@@ -108,7 +108,9 @@ class FinishKernel(Kernel):
         for c, n in enumerate(columns):
             self.line(f"{self.kind} sum{c} = {JOINS[n.op]}::start<{self.kind}>();")
         if not self.inside:
+            # Written until the wait, partials are none that may come from caches for constants.
             self.line("await_previous();")
+            self.line("partials = afresh(partials);")
         self.open(f"if (column < {self.width})")
         self.add_partials(columns)
         self.close()

@@ -334,6 +334,9 @@ class Kernel:
             return f"cast<{TYPES[n.dtype]}>({operands[0]})"
         if n.op == "broadcast":
             return operands[0] if vector is None else f"spread<{vector}>({operands[0]})"
+        if n.op == "average":
+            kind = TYPES[n.dtype]
+            return f"average({operands[0]}, ({kind}){n.attr}, ({kind})(1.0 / {n.attr}))"
         if n.op == "where":
             if vector is None:
                 return f"({operands[0]} ? {operands[1]} : {operands[2]})"

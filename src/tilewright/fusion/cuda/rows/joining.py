@@ -230,7 +230,7 @@ class Joining(Walking):
             return
         if not join:
             number = kind.removeprefix("Moments<").removesuffix(">")
-            inverse = f"({number})(1.0 / {self.plan.width})"
+            inverse = f"({number}){self.plan.width}, ({number})(1.0 / {self.plan.width})"
             how = f"{SHARES}, {count}, {width}"
             self.line(f"{name}[r] = join_moments<{how}>({source}, {inverse});")
             return

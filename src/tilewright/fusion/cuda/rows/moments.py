@@ -18,10 +18,8 @@ class Moments(Steps):
     warp those of its lanes, whose shuffles need not wait for a mean. `tensor_cores` adds up values
     and squares at once; products of halves are exact, so that m2, the difference of squares and
     mean, loses no more than two bits while the squares are at most four times m2: while the mean
-    is within 1.7 deviations of zero.
-
-    A warp that finds its mean further off, or any whose deviations may be the rounding of its mean,
-    goes over its values once more, around that mean: equal values have a variance of zero.
+    is within 1.7 deviations of zero. A warp that finds its mean further off goes over its values a
+    second time.
     """
 
     def warp_exponentials(self, sums: list[int], known: frozenset[int]) -> None:
@@ -54,13 +52,13 @@ class Moments(Steps):
             self.by_lanes(moments)
         else:
             self.in_two_passes(moments, known)
-        self.corrected(moments, known)
 
     def in_two_passes(self, moments: list[int], known: frozenset[int]) -> None:
         for i in moments:
             self.open(self.each_row())
             total = f"reduce_warp<Sum, {self.warp_threads}>(total{i}[r])"
-            self.line(f"partial{i}[r] = {{{total} * warp_inverse, 0}};")
+            mean = f"average({total}, warp_count, warp_inverse)"
+            self.line(f"partial{i}[r] = {{{mean}, 0}};")
             self.close()
         squares = "partial{i}[r].m2 += fold<Sum>(mul(apart{i}, apart{i}));"
         self.around_the_mean(moments, known, squares)
@@ -78,7 +76,7 @@ class Moments(Steps):
     def by_lanes(self, moments: list[int]) -> None:
         self.open(self.each_row())
         for i in moments:
-            found = f"total{i}[r], squares{i}[r], warp_inverse, weights"
+            found = f"total{i}[r], squares{i}[r], warp_count, warp_inverse, weights"
             self.line(f"partial{i}[r] = join_lanes<{SHARES}, {self.warp_threads}>({found});")
         self.close()
 
@@ -124,26 +122,18 @@ class Moments(Steps):
         self.close_turn()
         self.line(f"{self.each_row()} add_halves(gram[r], k, halves[r]);")
         self.close()
-        self.line(f"bool near{i} = true;")
-        found = f"moments_of(gram[r], warp_inverse, partial{i}[r])"
-        self.line(f"{self.each_row()} near{i} = {found} && near{i};")
-
-    def corrected(self, moments: list[int], known: frozenset[int]) -> None:
-        near, rows = f"near{moments[0]}", self.s.rows_per_thread
-        if self.s.moments != "tensor_cores":
-            self.line(f"bool {near} = true;")
-            for i in moments:
-                rounding = f"is_rounding(partial{i}[r], warp_count)"
-                self.line(f"{self.each_row()} {near} = {near} && !{rounding};")
-        self.open(f"if (!{near})")
-        for i in moments:
-            kind = TYPES[self.graph.nodes[i].dtype]
-            self.line(f"{kind} off{i}[{rows}] = {{}}, squares{i}[{rows}] = {{}};")
-        squares = "squares{i}[r] += fold<Sum>(mul(apart{i}, apart{i}));"
-        self.around_the_mean(moments, known, "off{i}[r] += fold<Sum>(apart{i}); " + squares)
+        self.line("bool near = true;")
+        found = f"moments_of(gram[r], warp_count, warp_inverse, partial{i}[r])"
+        self.line(f"{self.each_row()} near = {found} && near;")
+        self.open("if (!near)")
+        self.line(f"float off[{rows}] = {{}}, squares[{rows}] = {{}};")
+        self.around_the_mean(
+            moments,
+            known,
+            "off[r] += fold<Sum>(apart{i}); squares[r] += fold<Sum>(mul(apart{i}, apart{i}));",
+        )
         self.open(self.each_row())
-        for i in moments:
-            sums = (f"reduce_warp<Sum, {self.warp_threads}>({n}{i}[r])" for n in ("off", "squares"))
-            self.line(f"correct(partial{i}[r], {', '.join(sums)}, warp_count, warp_inverse);")
+        sums = "reduce_warp<Sum, 32>(off[r]), reduce_warp<Sum, 32>(squares[r])"
+        self.line(f"correct(partial{i}[r], {sums}, warp_count, warp_inverse);")
         self.close()
         self.close()

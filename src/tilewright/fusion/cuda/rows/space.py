@@ -12,7 +12,7 @@ from tilewright.fusion.cuda.partials import words_of_row
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.schedule import ON_CHIP, ROW_THREADS, UNROLL, RowSchedule
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
-from tilewright.fusion.cuda.vectors import access_bytes, side_by_side, widest_vectors
+from tilewright.fusion.cuda.vectors import MOST_COLUMNS, access_bytes, side_by_side, widest_vectors
 from tilewright.fusion.exponentials import exponentials_of_greatest
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.plan import halves_of_moments
@@ -138,6 +138,8 @@ def _blocks_per_row(footprint: Footprint) -> tuple[int, ...]:
 
 
 def _misplaced(c: RowSchedule, graph: Graph, device: DeviceSpec) -> str | None:
+    if graph.reduced_size > MOST_COLUMNS:
+        return f"a row of {graph.reduced_size} elements: columns are numbered by 32 bits"
     vectors = vectors_of(graph.reduced_size, c.vector, c.shifted)
     lanes = c.row_threads * c.row_blocks
     turns = math.ceil(vectors / lanes)

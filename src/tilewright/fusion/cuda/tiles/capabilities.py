@@ -11,6 +11,7 @@ from tilewright.fusion.cuda.rows.row_sets import MOST_ROWS
 from tilewright.fusion.cuda.tiles.area import Area, best_walk
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted
+from tilewright.fusion.cuda.vectors import MOST_COLUMNS
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Kernels, Segment
 
@@ -31,9 +32,11 @@ MANY_LANES = 16
 
 def few_rows(space: tuple[int, ...], row: tuple[int, ...], lane: int, device: DeviceSpec) -> bool:
     """Whether rows are so few and long that they leave most of a device idle: clusters, where rows
-    run along the lane, else blocks side by side on it."""
-    elements = math.prod(space)
-    blocks = elements // math.prod(space[a] for a in row)
+    run along the lane, else blocks side by side on it. Or too long for one of these."""
+    elements, columns = math.prod(space), math.prod(space[a] for a in row)
+    blocks = elements // columns
+    if lane in row and columns > MOST_COLUMNS:
+        return True
     if lane in row:
         blocks *= device.max_cluster
     else:
