@@ -18,6 +18,7 @@ def quick_exponentials(graph: Graph) -> Graph:
     A product with log2(e), rounded to fp32, is at most 2^-17 off, and so is its power of two,
     relatively. What is no normal number in fp32 becomes zero; nothing else multiplies it. In bf16
     it would be some number, unless those powers are divided by their own sum, and may be raised.
+    There 17 bits are as good as it gets far from zero, where distances of positions lead.
     """
     nodes = graph.nodes
     stored = {i for i, _ in graph.outputs}
@@ -41,7 +42,16 @@ def quick_exponentials(graph: Graph) -> Graph:
         among_themselves = n.op in ("mul", "div") and positive.issuperset(n.args)
         return (k in positive or among_themselves) and is_rounded(k, halves)
 
-    quick = {i for i in shifted if is_rounded(i, HALVES if _is_normalised(graph, i) else ("f16",))}
+    counted = set[int]()  # what is computed from whole numbers
+    for i, n in enumerate(nodes):
+        whole = n.op == "cast" and nodes[n.args[0]].dtype in ("i32", "i64")
+        if whole or counted.intersection(n.args):
+            counted.add(i)
+
+    def halves(i: int) -> Sequence[str]:
+        return HALVES if _is_normalised(graph, i) and i not in counted else ("f16",)
+
+    quick = {i for i in shifted if is_rounded(i, halves(i))}
 
     def rule(r: Rewriter, i: int, n: Node) -> int | None:
         return r.add(replace(n, op="quick_exp")) if i in quick else None

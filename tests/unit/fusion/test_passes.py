@@ -220,6 +220,29 @@ def test_softmax_has_the_exponentials_that_its_type_allows(dtype, expected):
     assert [op for op in found if op.endswith("exp")] == [expected]
 
 
+def of_distances(x):
+    at = torch.arange(x.shape[-1], device=x.device)
+    return torch.softmax(x - (at[:, None] - at).abs(), -1)
+
+
+def of_earlier(x):
+    later = torch.ones_like(x, dtype=torch.bool).triu(1)
+    return torch.softmax(x.masked_fill(later, -math.inf), -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "expected"),
+    [(of_distances, "bf16", "exp"), (of_distances, "f16", "raised_exp"),
+     (of_earlier, "bf16", "raised_exp"), (of_earlier, "f16", "raised_exp")],
+)  # fmt: skip
+def test_exponentials_far_from_zero_are_exact_where_halves_tell(
+    function, dtype, expected, forgets_functions
+):
+    fuse(function)
+    found = ops(graph_of(Workload.parse(f"{function.__name__}(x={dtype}[512,512])")))
+    assert [op for op in found if op.endswith("exp")] == [expected]
+
+
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
