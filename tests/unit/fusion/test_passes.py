@@ -227,7 +227,7 @@ def of_distances(x):
 
 def of_earlier(x):
     later = torch.ones_like(x, dtype=torch.bool).triu(1)
-    return torch.softmax(x.masked_fill(later, -math.inf), -1)
+    return torch.softmax(x.masked_fill(later, float("-inf")), -1)
 
 
 @pytest.mark.parametrize(
