@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import tilewright as tw
 from tilewright.compile import cxx
+from tilewright.dispatch.functions.outside import MOST_OBJECTS
 from tilewright.dispatch.prepared import state
 from tilewright.errors import InvalidArgument
 from tilewright.fusion.frontend import trace
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 
 FACTOR, SHIFT = 2.0, 1
+FIRST = SECOND = None
 X = torch.randn(4, 5)
 
 
@@ -122,11 +124,68 @@ def test_a_number_that_becomes_another_object_is_another_workload_and_so_is_its_
         assert torch.autograd.grad(y.sum(), x)[0].eq(factor).all()
 
 
+def two_steps(x):
+    y = x * 1.5
+    if FIRST is not None:
+        y = FIRST(y)
+    return y if SECOND is None else y * SECOND(y)
+
+
+def test_numbers_that_become_objects_of_one_type_are_told_apart(monkeypatch):
+    fused = tw.fuse(two_steps)
+    for first, second in ((F.relu, F.silu), (F.silu, F.relu), (F.silu, None), (None, None)):
+        monkeypatch.setitem(globals(), "FIRST", first)
+        monkeypatch.setitem(globals(), "SECOND", second)
+        torch.testing.assert_close(fused(X), two_steps(X))
+        x = X.clone().requires_grad_()
+        y = fused(x)
+        (right,) = torch.autograd.grad(two_steps(x).sum(), x)
+        for now in (None, F.gelu):
+            monkeypatch.setitem(globals(), "FIRST", now)
+            monkeypatch.setitem(globals(), "SECOND", now)
+            (found,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+            torch.testing.assert_close(found, right)
+
+
+def test_objects_that_come_again_and_equal_tuples_are_not_traced_again(monkeypatch, traces):
+    monkeypatch.setitem(globals(), "FACTOR", None)
+    fused = tw.fuse(either)
+    one, other = [0.0, 3.0], [0.0, 5.0]
+    for _ in range(3):
+        for value in (one, other, (0.0, *other[1:]), torch.Size([1, 7])):
+            monkeypatch.setitem(globals(), "FACTOR", value)
+            torch.testing.assert_close(fused(X), X * value[1])
+    assert len(set(traces)) == len(traces) == 4
+
+
+def test_a_new_object_for_each_call_neither_fills_memory_nor_is_taken_for_another(monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", None)
+    op = OPS[tw.fuse(either).__name__]
+    told = []
+    for k in range(2 * MOST_OBJECTS):
+        monkeypatch.setitem(globals(), "FACTOR", [0.0, k])
+        told.append(op.outside()["FACTOR"])
+    assert len(set(told)) == len(told)
+    assert len(op.outside._others) == MOST_OBJECTS
+    assert op.reference(X, FACTOR=told[-MOST_OBJECTS]).equal(X * MOST_OBJECTS)
+    with pytest.raises(InvalidArgument, match=f"FACTOR={told[0]} is an object .* pass it as an"):
+        op.reference(X, FACTOR=told[0])
+
+
 def test_a_function_that_is_defined_further_down_is_no_number(monkeypatch, traces):
     fused = tw.fuse(lambda x: further_down(x) + 1, name="of_a_helper")  # noqa: F821
     monkeypatch.setitem(globals(), "further_down", lambda x: x * 3)
     torch.testing.assert_close(fused(X), X * 3 + 1)
     assert traces[-1] == "of_a_helper(x=f32[4,5])"
+
+
+def test_a_backward_finds_what_is_defined_further_down(monkeypatch):
+    fused = tw.fuse(lambda x: further_down(x) * FACTOR, name="scaled_helper")  # noqa: F821
+    monkeypatch.setitem(globals(), "further_down", lambda x: x * 3)
+    x = X.clone().requires_grad_()
+    y = fused(x)
+    monkeypatch.setitem(globals(), "FACTOR", 7.0)
+    assert torch.autograd.grad(y.sum(), x)[0].eq(6).all()
 
 
 def test_what_is_not_there_yet_is_read_when_it_is(monkeypatch):

@@ -11,26 +11,37 @@ import builtins
 import dis
 import functools
 import inspect
+import itertools
+import re
+import threading
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from operator import is_
 from typing import Any
 
+import torch
 from torch.compiler import is_dynamo_compiling
 
+from tilewright.errors import InvalidArgument
 from tilewright.op import Op
 
 _NUMBERS = (Real, str, types.NoneType)
 _EMPTY = object()
+_TOLD = re.compile(r"a_.+_numbered_\d+")
+MOST_OBJECTS = 64
+"""That a function keeps of what its numbers have become. One that makes another object for each
+call would fill memory."""
 
 
 class Outside:
     """The numbers that a function's own code reads from its globals and its closure.
 
     Those are of `int`, `float`, `bool`, `str` and `None`, or not there yet. Where one has become
-    another object, its type tells calls apart, and nothing in it. What was not there yet, and is
-    another object at a call, such as a function that is defined further down, counts as None.
+    another object, that object tells calls apart, and nothing in it, or a tuple's numbers do. What
+    was not there yet, and is another object at a call, such as a function that is defined further
+    down, counts as None.
     """
 
     def __init__(self, function: types.FunctionType):
@@ -44,7 +55,10 @@ class Outside:
         self.cells = {n: c for n, c in cells if _is_number(n, _content(c))}
         contents = {n: _content(c) for n, c in self.cells.items()}
         self._later = {n for n, v in (*read.items(), *contents.items()) if v is _EMPTY}
+        self._told: OrderedDict[Any, str] = OrderedDict()
         self._others: dict[str, Any] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._last: tuple[list[Any], dict[str, Any]] = [], {}
 
     def __call__(self) -> dict[str, Any]:
@@ -60,7 +74,7 @@ class Outside:
         return values
 
     def _as_argument(self, name: str, value: Any) -> Any:
-        """As a workload has it: a number of numpy is one of Python, another object its type."""
+        """As a workload has it: a number of numpy is one of Python, another object is numbered."""
         if type(value) in (bool, int, str):
             return value
         if isinstance(value, Real):
@@ -69,21 +83,46 @@ class Outside:
             return str(value)
         if value is None or value is _EMPTY or name in self._later:
             return None
-        told = f"a_{type(value).__name__}"
-        self._others[told] = value
-        return told
+        return self._numbered(value)
+
+    def _numbered(self, value: Any) -> str:
+        """A word for an object, which is no other's, and by which those met last are found."""
+        known_by = _known_by(value)
+        with self._lock:
+            if known_by not in self._told:
+                told = f"a_{type(value).__name__}_numbered_{next(self._numbers)}"
+                self._told[known_by], self._others[told] = told, value
+                if len(self._told) > MOST_OBJECTS:
+                    _, gone = self._told.popitem(last=False)
+                    del self._others[gone]
+            self._told.move_to_end(known_by)
+            return self._told[known_by]
+
+    def _object(self, name: str, value: Any) -> Any:
+        """What a workload has for it."""
+        found = self._others.get(value, value) if type(value) is str else value
+        if type(found) is str and _TOLD.fullmatch(found):
+            raise InvalidArgument(
+                f"{self.function.__name__}: {name}={found} is an object of another process, or one "
+                f"before the last {MOST_OBJECTS} that {name} and others have been; pass it as an "
+                "argument"
+            )
+        return found
 
     def bound(self, values: Mapping[str, Any]) -> Callable[..., Any]:
         """The function where its numbers are these."""
         now = self()
-        if all(repr(values[n]) == repr(now[n]) for n in values):
+        values = {n: self._object(n, v) for n, v in values.items() if repr(v) != repr(now[n])}
+        if not values:
             return self.function
-        values = {n: self._others.get(v, v) for n, v in values.items()}
-        function, cells = self.function, {n: types.CellType(values[n]) for n in self.cells}
+        function, cells = (
+            self.function,
+            {n: types.CellType(values[n]) for n in self.cells if n in values},
+        )
         free = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         other = types.FunctionType(
             function.__code__,
-            {**function.__globals__, **{n: values[n] for n in self.globals}},
+            {**function.__globals__, **{n: values[n] for n in self.globals if n in values}},
             function.__name__,
             function.__defaults__,
             tuple(cells.get(n, cell) for n, cell in free),
@@ -148,6 +187,14 @@ def _globals(code: types.CodeType) -> Iterator[str]:
 
 def _is_number(name: str, value: Any) -> bool:
     return not hasattr(builtins, name) if value is _EMPTY else isinstance(value, _NUMBERS)
+
+
+def _known_by(value: Any) -> Any:
+    """What tells an object from others while it is kept: which it is, or a tuple's numbers."""
+    if type(value) in (tuple, torch.Size):
+        return type(value), tuple(map(_known_by, value))
+    alike = isinstance(value, (*_NUMBERS, torch.device))
+    return type(value), repr(value) if alike else id(value)
 
 
 def _content(cell: types.CellType) -> Any:
