@@ -53,6 +53,26 @@ def test_whole_numbers_that_fp32_has_not_are_chosen_exactly(function):
     assert torch.equal(found, function(X))
 
 
+BESIDE = 1 + 2**-24
+"""Between two numbers of fp32: its decimals are a little more, and read as fp32 the greater."""
+
+
+def beside_a_number_of_fp32(x):
+    return x + BESIDE, x * 1e-50, x * 1e39, x / 3e-46, x.double() * BESIDE
+
+
+def test_numbers_between_those_of_fp32_are_rounded_once():
+    x = torch.zeros(4)
+    own, expected = tw.fuse(beside_a_number_of_fp32)(x), beside_a_number_of_fp32(x)
+    w = OPS["beside_a_number_of_fp32"].workload(x=TensorSpec.of(x))
+    graph, h200 = graph_of(w), DEVICES["h200"]
+    config = target.heuristic(graph, h200)
+    for results in (own, Emulated(graph, config, h200, w)(x)):
+        for result, right in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, right, rtol=0, atol=0, equal_nan=True)
+    assert compiled(target.task(graph, config, h200)).resources.spill_bytes == 0
+
+
 def test_casts_are_not_compared_with_whole_numbers_that_fp32_has_not():
     def function(x):
         return x.long() == 2**24 + 1

@@ -34,7 +34,7 @@ from tilewright.fusion.cpp.entry import (
 )
 from tilewright.fusion.cpp.loops import Loops, arrange
 from tilewright.fusion.cpp.schedule import LoopSchedule, fitted
-from tilewright.fusion.cpp.steps import expression, literal
+from tilewright.fusion.cpp.steps import constant, expression
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph
 from tilewright.fusion.plan import Phase, needed_in
 from tilewright.fusion.program import Program
@@ -347,7 +347,7 @@ class _Emitter:
     def name(self, i: int, r: int) -> str:
         n = self.nodes[i]
         if n.op == "const":
-            return literal(n)
+            return constant(n)
         return f"v{i}_{r if self.loops.is_replicated(i) else 0}"
 
     def vector(self, i: int, r: int) -> str:

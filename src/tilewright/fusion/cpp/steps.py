@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tilewright.fusion.cpp.entry import C_TYPES
 from tilewright.fusion.ir import Node
+from tilewright.fusion.literals import literal
 from tilewright.tensor_spec import HALVES
 
 _OPERATORS = {
@@ -52,17 +52,11 @@ def expression(n: Node, args: Sequence[str], from_mask: bool) -> str:
     return f"rounded<{n.dtype}>({value})" if n.dtype in HALVES else value
 
 
-def literal(n: Node) -> str:
+def constant(n: Node) -> str:
     """A constant of a graph as exact C++ text."""
     kind = C_TYPES[n.dtype]
     if n.dtype == "bool":
         return "true" if n.attr else "false"
     if n.dtype in ("i32", "i64"):
         return f"({kind}){int(n.attr)}"
-    value = float(n.attr)
-    register = "double" if n.dtype == "f64" else "float"
-    if math.isnan(value):
-        return f'({register})__builtin_nan("")'
-    if math.isinf(value):
-        return f"({register}){'-' if value < 0 else ''}__builtin_inf()"
-    return f"({register}){value.hex()}"
+    return literal(float(n.attr), n.dtype, '__builtin_nan("")', "__builtin_inf()")

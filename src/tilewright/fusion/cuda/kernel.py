@@ -13,10 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
-import torch
-
 from tilewright.fusion.extents import Extent, divisor, extents_of
 from tilewright.fusion.ir import Access, Draw, Graph, Node, Positions
+from tilewright.fusion.literals import literal
 
 ENTRY = "fused"
 MOST_WAVES = 4
@@ -175,15 +174,6 @@ def prelude_of(source: str) -> str:
 
 def _read(name: str) -> str:
     return resources.files("tilewright").joinpath("kernels", name).read_text()
-
-
-def _literal(value: float, kind: str, text: str) -> str:
-    """A constant of a kernel's type `kind`: its text, where it is a number."""
-    if math.isnan(value):
-        return f"({kind})__int_as_float(0x7fffffff)"
-    if math.isinf(value):
-        return f"({kind}){'-' if value < 0 else ''}TW_INFINITY"
-    return text
 
 
 class Kernel:
@@ -348,14 +338,8 @@ class Kernel:
             return "true" if n.attr else "false"
         if n.dtype in ("i32", "i64"):
             return f"({TYPES[n.dtype]}){n.attr:#x}"
-        value = float(n.attr)
-        if n.dtype == "f64":
-            return _literal(value, "double", repr(value))
-        rounded = torch.tensor(value, dtype=torch.float32).item()
-        # As the function has it, unless fp32 does not reach so far, where NVRTC refuses it.
-        number = value if rounded and math.isfinite(rounded) else rounded
-        text = _literal(number, "float", f"{number!r}f")
-        return text if n.dtype == "f32" else f"cast<{TYPES[n.dtype]}>({text})"
+        text = literal(float(n.attr), n.dtype, "__int_as_float(0x7fffffff)", "TW_INFINITY")
+        return text if n.dtype in ("f32", "f64") else f"cast<{TYPES[n.dtype]}>({text})"
 
     def source(self, head: str) -> str:
         return "\n".join([prelude(), head, *self.lines, "}", ""])
