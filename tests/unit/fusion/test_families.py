@@ -319,6 +319,39 @@ def test_counts_of_too_many_are_refused_at_any_size():
     assert "a count of 16777218 elements" in refused
 
 
+@pytest.mark.parametrize(
+    ("function", "text", "vast", "why"),
+    [
+        (
+            lambda x, at: x.gather(1, at) * 2,
+            "vast(x=f32[3,{0}], at=i64[3,1])",
+            2**31,
+            "an index along a dim of 2147483648 elements",
+        ),
+        (
+            lambda x, at: x.reshape(-1).gather(0, at) * 2,
+            "vast(x=f32[{0},65536], at=i64[1])",
+            2**15,
+            "an index along a dim of 2147483648 elements",
+        ),
+        (
+            lambda x: torch.where(x.long() == x.shape[0], 1.0, x),
+            "vast(x=f32[{0},3])",
+            2**24 + 1,
+            "16777217 beside whole numbers in f32",
+        ),
+    ],
+    ids=["dim", "elements", "number"],
+)
+def test_sizes_that_are_refused_are_of_no_family(function, text, vast, why):
+    tw.fuse(function, name="vast")
+    for size in (5, 7, 9, 11, 12):
+        w = Workload.parse(text.format(size))
+        assert not isinstance(graph_of(w), str)
+    assert follows(lower, w)
+    assert why in graph_of(Workload.parse(text.format(vast)))
+
+
 def test_masks_are_those_of_the_size():
     def dropped(x, r):
         return F.dropout(x, 0.25) + r

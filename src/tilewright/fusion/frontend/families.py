@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -35,6 +36,11 @@ takes as long as one to four traces, and 0.4 s more for the first in a process. 
 too, and held against what follows."""
 MOST_FAMILIES = 16
 """Of an operator and one set of dtypes; each new workload is held against them."""
+LONGEST = 2**24
+"""Dims that are this long are not of a family: beside whole numbers fp32 holds no greater size, and
+what asks for one is refused when it is lowered."""
+MOST_ELEMENTS = 2**31
+"""Nor are tensors of so many elements: positions along a dim that they become are 32 bits wide."""
 
 
 class AcrossSizes(ByOperator[P, R]):
@@ -93,7 +99,7 @@ class Family:
     def sizes_of(self, w: Workload) -> tuple[int, ...] | None:
         """The sizes of one that is in the family; None for one of the two."""
         sizes = self.sizes_at(w)
-        if not self.tells_apart(sizes) or w in self.two:
+        if not self.tells_apart(sizes) or w in self.two or _is_vast(w):
             return None
         return sizes if self.layouts(sizes) == _layouts(w) else None
 
@@ -187,6 +193,11 @@ def _told(spec: TensorSpec) -> Hashable:
 def _dims(w: Workload) -> dict[Dim, int]:
     specs = enumerate(w.tensors.values())
     return {(t, d): n for t, spec in specs for d, n in enumerate(spec.shape)}
+
+
+def _is_vast(w: Workload) -> bool:
+    shapes = [s.shape for s in w.tensors.values()]
+    return any(max(s, default=1) >= LONGEST or math.prod(s) >= MOST_ELEMENTS for s in shapes)
 
 
 def _layouts(w: Workload) -> Layouts:
