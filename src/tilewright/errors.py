@@ -68,7 +68,8 @@ class LaunchError(TilewrightError):
 
 
 class OutOfMemory(LaunchError):
-    """The driver found no memory on the GPU for a kernel's code."""
+    """The driver found no memory on the GPU for a kernel's code, or a kernel on a CPU none for what
+    its threads keep."""
 
 
 class WorkerDied(LaunchError):

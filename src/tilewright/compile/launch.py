@@ -331,15 +331,21 @@ class CppFunction:
 
 
 class PackedCppFunction(CppFunction):
-    """One that takes a pointer to a structure of its arguments: the way of least host time."""
+    """One that takes a pointer to a structure of its arguments: the way of least host time. It
+    returns the bytes that one of its threads found no memory for, or 0."""
 
     def __init__(self, compiled: Compiled, entry: str, signature: str) -> None:
         super().__init__(compiled, entry, "")
-        self._function.argtypes = [ctypes.c_char_p]
+        self._function.argtypes, self._function.restype = [ctypes.c_char_p], ctypes.c_int64
         self._pack = struct.Struct(f"@{signature}").pack
 
     def __call__(self, *args: float) -> None:
-        self._function(self._pack(*args))
+        """Raises OutOfMemory."""
+        if lacking := self._function(self._pack(*args)):
+            raise OutOfMemory(
+                f"{self.entry}: a thread found no memory for the {lacking} bytes that it keeps "
+                "between its sweeps; fewer threads (torch.set_num_threads) take less at once"
+            )
 
 
 class _Frame:

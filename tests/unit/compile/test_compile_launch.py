@@ -12,7 +12,7 @@ from tilewright.build import CompileTask
 from tilewright.compile import cuda, cxx, tensor_map
 from tilewright.compile.cache import Compiled, compiled
 from tilewright.compile.launch import CppFunction, CudaKernel, PackedCppFunction
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, OutOfMemory
 
 # As much of libcuda as a launch needs: context 0x100 + n belongs to device n, the kernel's third
 # argument is written where its first one points to.
@@ -456,8 +456,9 @@ def test_a_cpp_function_gets_every_kind_of_argument(tmp_path, monkeypatch):
 PACKED = r"""
 #include <cstdint>
 struct Given { double* out; float f; int64_t n; int32_t i; double d; };
-extern "C" void mix(const Given* g) {
+extern "C" int64_t mix(const Given* g) {
   for (int64_t k = 0; k < g->n; ++k) g->out[k] = k + g->i + g->f + g->d;
+  return g->n == 5 ? 4096 : 0;
 }
 """
 
@@ -468,6 +469,14 @@ def test_a_packed_cpp_function_gets_a_structure_laid_out_as_in_c(tmp_path, monke
     out = (ctypes.c_double * 3)()
     PackedCppFunction(built, "mix", "Pfqid")(ctypes.addressof(out), 0.5, 3, -2, 1e-3)
     assert list(out) == [k - 2 + 0.5 + 1e-3 for k in range(3)]
+
+
+def test_a_packed_cpp_function_that_found_no_memory_says_for_how_much(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    built = compiled(CompileTask("cxx", PACKED, cxx.DEFAULT_FLAGS, "mix"))
+    out = (ctypes.c_double * 5)()
+    with pytest.raises(OutOfMemory, match="no memory for the 4096 bytes"):
+        PackedCppFunction(built, "mix", "Pfqid")(ctypes.addressof(out), 0.5, 5, -2, 1e-3)
 
 
 def test_a_library_without_the_function_is_a_launch_error(tmp_path, monkeypatch):

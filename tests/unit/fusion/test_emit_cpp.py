@@ -14,6 +14,7 @@ import torch
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.errors import OutOfMemory
 from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cpp.emit import emit, loops_of, program_of
 from tilewright.fusion.cpp.entry import ENTRY
@@ -382,6 +383,24 @@ def test_exponentials_are_kept_between_sweeps():
     graph = optimise(lower(Workload.parse("softmax(x=f32[64,3000])")))
     loops = arrange(graph, "values")
     assert [loops.plan.graph.nodes[i].op for i in loops.kept_values] == ["exp"]
+
+
+@pytest.mark.parametrize("dim", [1, 0])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_thread_that_finds_no_memory_for_what_it_keeps_is_an_error(dim, threads):
+    w = Workload.parse(f"softmax(x=f32[40,3000], dim={dim})")
+    graph = optimise(lower(w))
+    schedule = dataclasses.replace(PLAIN, keep="values")
+    text = emit(graph, schedule)
+    none_left = text.replace("aligned_alloc(64, kept_bytes)", "nullptr")
+    assert none_left != text
+    built = compiled(CompileTask("cxx", none_left, cpp_target.FLAGS, ENTRY))
+    kernels = cpp_target.LoopKernels(graph, schedule, built)
+    x, out = torch.randn(40, 3000), torch.empty(40, 3000)
+    with pytest.raises(OutOfMemory, match=r"no memory for the \d+ bytes") as raised:
+        kernels([x.data_ptr(), out.data_ptr()], (), threads, False)
+    if dim == 1:
+        assert "the 12032 bytes" in str(raised.value)  # 3000 of fp32, to whole cache lines
 
 
 def test_a_reduction_over_strided_memory_runs_vectors_across_columns():

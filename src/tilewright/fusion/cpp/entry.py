@@ -37,24 +37,27 @@ def signature(program: Program, extents: int, scalars: Sequence[str]) -> str:
 
 
 def entry(program: Program, extents: Sequence[Sequence[str]], scalars: Sequence[str]) -> str:
-    """The function that runs one kernel after another. What it is given comes as one structure:
-    ctypes takes longer to convert ten arguments than a small kernel to run."""
+    """The function that runs one kernel after another, and returns 0, or the bytes that a thread
+    found no memory for. What it is given comes as one structure: ctypes takes longer to convert ten
+    arguments than a small kernel to run."""
     buffers = range(program.inputs + program.outputs + len(program.temporaries))
     fields = [f"{'const ' if b < program.inputs else ''}void* b{b};" for b in buffers]
     fields += [f"i64 {name}_{k};" for k, names in enumerate(extents) for name in names]
     fields += [f"double s{k};" for k in range(len(scalars))]
     lines = [f"struct Given {{ {' '.join(fields)} i64 threads, huge_pages; }};"]
-    lines.append(f'extern "C" void {ENTRY}(const Given* g) {{')
+    lines.append(f'extern "C" i64 {ENTRY}(const Given* g) {{')
     for k, segment in enumerate(program.segments):
         given = [f"g->b{b}" for b in (*segment.reads, *segment.writes)]
         given += [f"g->{name}_{k}" for name in extents[k]]
         given += [f"({C_TYPES[s]})g->s{i}" for i, s in enumerate(scalars)]
-        lines.append(f"  kernel{k}::{RUN}({', '.join(given)}, g->threads, g->huge_pages);")
-    return "\n".join([*lines, "}"])
+        call = f"kernel{k}::{RUN}({', '.join(given)}, g->threads, g->huge_pages)"
+        lines.append(f"  if (const i64 lacking = {call}) return lacking;")
+    return "\n".join([*lines, "  return 0;", "}"])
 
 
 def runner(loops: Loops, schedule: LoopSchedule) -> str:
-    """The function that runs one kernel: threads, work items, kept memory."""
+    """The function that runs one kernel: threads, work items, kept memory. It returns what
+    `entry` does."""
     graph = loops.plan.graph
     parameters = [f"const void* x{k}" for k in range(len(graph.inputs))]
     parameters += [f"void* y{k}" for k in range(len(graph.outputs))]
@@ -71,23 +74,26 @@ def runner(loops: Loops, schedule: LoopSchedule) -> str:
     ]
     sizes = [f"n{a}" for a in range(len(graph.space))]
     kept = loops.kept_place(loops.kept_values * schedule.rows) if loops.kept_values else ""
-    allocate = f"(char*)aligned_alloc(64, ({kept}) * {loops.kept_lanes})" if kept else "nullptr"
+    allocate = "(char*)aligned_alloc(64, kept_bytes)" if kept else "nullptr"
+    tell = "__atomic_store_n(&lacking, kept_bytes, __ATOMIC_RELAXED)"  # several threads may
     return "\n".join(
         [
-            f"void {RUN}({', '.join(parameters)}, i64 threads, i64 huge_pages) {{",
+            f"i64 {RUN}({', '.join(parameters)}, i64 threads, i64 huge_pages) {{",
             f"  const Arguments a = {{{', '.join(values)}}};",
             "  (void)huge_pages;",
             *advice,
             *_items(loops, schedule.rows, sizes),
+            *([f"  i64 lacking = 0, kept_bytes = ({kept}) * {loops.kept_lanes};"] if kept else []),
             f"  share({loops.splits if loops.added else 'items'}, threads, "
             "[&](i64 first, i64 last) TW_APART {",
             f"    char* kept = {allocate};",
             "    (void)kept;",
-            *(["    if (!kept) abort();"] if kept else []),
+            *([f"    if (!kept) return {tell};"] if kept else []),
             *_loop(loops, schedule.rows, sizes),
             *(["    free(kept);"] if kept else []),
             *(["    finish_streams();"] if schedule.stream_stores else []),
             "  });",
+            f"  return {'lacking' if kept else 0};",
             "}",
         ]
     )
