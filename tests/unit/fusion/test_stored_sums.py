@@ -11,6 +11,8 @@ from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import target
 from tilewright.fusion.cuda.programs import program_of
+from tilewright.fusion.cuda.tiles.capabilities import TileKernels
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.segments import cut
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -46,6 +48,12 @@ def copies(program):
         if s.row is None and all(n.op == "load" for n in s.graph.nodes)
         if len({i for i, _ in s.graph.outputs}) == len(s.graph.outputs)
     ]
+
+
+def test_kernels_that_store_what_they_add_up_are_others_than_those_that_leave_it():
+    last, own, grid = (TileKernels(TileSchedule(combine=c)) for c in ("last", "kernel", "grid"))
+    assert (last.stores_sums, own.stores_sums, grid.stores_sums) == (False, True, True)
+    assert own == grid != last
 
 
 def untuned(graph):

@@ -87,7 +87,7 @@ class TileKernels(Kernels):
         self.stores_sums = schedule.combine != "last"  # else what joins partials stores all sums
 
     def kind(self) -> tuple[Any, ...]:
-        ways = self.mixes, self.row_partials, self.columns, self.adds_across
+        ways = self.mixes, self.row_partials, self.columns, self.adds_across, self.stores_sums
         return (*super().kind(), self.device, *ways, self.set_rows, self.joins_apart)
 
     def suits(self, space: tuple[int, ...], row: tuple[int, ...], lane: int) -> int:
