@@ -29,8 +29,8 @@ class Settings:
         cutlass: include folder of a CUTLASS checkout, to use instead of the nvidia-cutlass wheel's
             (TILEWRIGHT_CUTLASS).
         compile_timeout_s: a compiler running longer is killed (TILEWRIGHT_COMPILE_TIMEOUT).
-        workspace_limit_bytes: of partial sums of a split reduction; a config that needs more is
-            neither tried nor chosen (TILEWRIGHT_WORKSPACE_BYTES).
+        workspace_limit_bytes: of partial sums of one weight gradient; a config of those that needs
+            more is neither tried nor chosen (TILEWRIGHT_WORKSPACE_BYTES).
         enabled: False makes every operator call PyTorch's own kernels (TILEWRIGHT_ENABLED=0).
         check_indices: calls on a GPU wait, and raise at once where an index is out of range
             (TILEWRIGHT_CHECK_INDICES=1).

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tilewright.measure.activity import Activity, activities_of, activity_of
+from tilewright.measure.activity import Activity, activities_of
 from tilewright.measure.timing import eager
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -19,7 +19,7 @@ def test_kernels_copies_and_sets_are_told_apart():
         copied.copy_(t)
         return copied, torch.empty_like(t).zero_(), t.relu()
 
-    found = activity_of(call, [x])
+    (found,) = activities_of([call], [x])
     assert found.memcpys == 1
     assert found.kernels + found.memsets == 2  # zero_ is either
     assert found.allocations == 3
@@ -34,7 +34,7 @@ def test_a_copy_is_named_with_the_operator_that_launched_it():
             copied.copy_(t)
         return copied.relu()
 
-    found = activity_of(call, [x])
+    (found,) = activities_of([call], [x])
     assert (found.kernels, found.memcpys, found.memsets) == (1, 1, 0)
     copy, _ = found.names
     assert copy.startswith("Memcpy DtoD")
@@ -56,5 +56,5 @@ def test_calls_that_share_a_profile_are_told_apart():
 def test_calls_cost_the_host_no_more_after_one_was_profiled():
     x = torch.randn(1000, device="cuda")
     before = eager([lambda: torch.relu(x)], x.device).host_us
-    activity_of(torch.relu, [x])
+    activities_of([torch.relu], [x])
     assert eager([lambda: torch.relu(x)], x.device).host_us < 1.2 * before

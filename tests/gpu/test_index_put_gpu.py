@@ -10,7 +10,7 @@ import tilewright as tw
 from tilewright.dispatch import prepared, selection
 from tilewright.dispatch.indices.flat_index import by_operators, flat_index
 from tilewright.errors import IndexOutOfRange
-from tilewright.measure.activity import activity_of
+from tilewright.measure.activity import activities_of
 from tilewright.op import Workload
 
 pytestmark = [
@@ -106,7 +106,7 @@ def test_one_launch_makes_one_index_of_several(kinds, on):
     expected = by_cpu(given, shape)
     assert found.dtype == expected.dtype
     assert torch.equal(found.cpu(), expected)
-    activity = activity_of(lambda *indices: flat_index(indices, sizes, shape), there)
+    (activity,) = activities_of([lambda *indices: flat_index(indices, sizes, shape)], there)
     assert (activity.kernels, activity.memcpys, activity.memsets) == (1, 0, 0)
     assert activity.allocations == 1
 

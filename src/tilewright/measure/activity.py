@@ -41,11 +41,6 @@ class Activity:
     names: dict[str, int] = field(default_factory=dict)
 
 
-def activity_of(call: Callable[..., Any], inputs: Sequence[Tensor]) -> Activity:
-    """Profile one call, after one that may load and build things."""
-    return activities_of([call], inputs)[0]
-
-
 def activities_of(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor]) -> list[Activity]:
     """Profile one call of each, after one that may load and build things.
 

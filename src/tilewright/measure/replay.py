@@ -15,7 +15,7 @@ from tilewright.record import Record
 
 
 class Replay:
-    """Answers from recorded outcomes, so that strategies are tried without hardware.
+    """Answers from recorded outcomes: what strategies and the tuner are tested with.
 
     A candidate that was never recorded is `unsupported`; of several records of one candidate the
     last counts.

@@ -265,7 +265,7 @@ class _Device:
 
 
 class InProcess(_Device):
-    """Runs candidates in this process: quick to start, and a crash of theirs is ours."""
+    """Runs candidates in this process, for tests: quick to start, and a crash of theirs is ours."""
 
     def __init__(self, device: str | None = None):
         super().__init__()

@@ -9,15 +9,20 @@ from torch.autograd.profiler_util import EventList, FunctionEvent, Interval
 
 from tilewright.device import current_device
 from tilewright.impl import IMPLS
-from tilewright.measure.activity import MARK, Activity, activity_of, by_call, counted
+from tilewright.measure.activity import MARK, Activity, activities_of, by_call, counted
 from tilewright.op import Workload
 
 
 def test_allocations_on_a_cpu_are_those_of_one_call():
     x = torch.randn(50, 100)
-    assert activity_of(lambda t: t.softmax(1), [x]) == Activity(0, 0, 0, 1)
-    assert activity_of(lambda t: t.view(-1), [x]).allocations == 0
-    norm = activity_of(lambda t: torch.nn.functional.layer_norm(t, (100,)), [x])
+    calls = [
+        lambda t: t.softmax(1),
+        lambda t: t.view(-1),
+        lambda t: torch.nn.functional.layer_norm(t, (100,)),
+    ]
+    softmax, view, norm = activities_of(calls, [x])
+    assert softmax == Activity(0, 0, 0, 1)
+    assert view.allocations == 0
     assert norm.allocations == 3  # the output, mean and rstd
 
 
@@ -27,7 +32,7 @@ def test_a_generated_kernel_allocates_its_output_alone():
     fused = IMPLS["fused"]
     executable = fused.build(fused.heuristic(w, spec), w, spec)
     tensors = w.operator.examples(w, "random", 0, torch.device("cpu"))
-    assert activity_of(executable, tensors) == Activity(0, 0, 0, 1)
+    assert activities_of([executable], tensors) == [Activity(0, 0, 0, 1)]
 
 
 def on_device(name, id=0, start=0, told=None, annotation=False):
