@@ -8,7 +8,8 @@ from dataclasses import replace
 from tilewright.fusion.ir import Graph, Node, Rewriter
 from tilewright.tensor_spec import HALVES
 
-EXPONENTIALS = ("exp", "quick_exp", "raised_exp", "shifted_exp")
+OF_DIFFERENCES = ("raised_exp", "shifted_exp")
+EXPONENTIALS = ("exp", "quick_exp", *OF_DIFFERENCES)
 
 
 def quick_exponentials(graph: Graph) -> Graph:
@@ -75,9 +76,8 @@ def shifted_exponentials(graph: Graph) -> Graph:
         if n.op != "quick_exp" or not _is_normalised(graph, i):
             return None
         below = r[n.args[0]]
-        if not from_f16(r, below.args[0]):
-            return r.add(replace(n, op="raised_exp"))
-        return r.add(replace(n, op="shifted_exp", args=below.args))
+        op = "shifted_exp" if from_f16(r, below.args[0]) else "raised_exp"
+        return r.add(replace(n, op=op, args=below.args))
 
     return graph.rewritten(rule)
 
@@ -122,7 +122,7 @@ def exponentials_of_greatest(graph: Graph) -> dict[int, tuple[int, str]]:
         power = nodes[nodes[i].args[0]]
         if nodes[i].op != "sum" or power.op not in EXPONENTIALS:
             continue
-        below = power if power.op == "shifted_exp" else nodes[power.args[0]]
+        below = power if power.op in OF_DIFFERENCES else nodes[power.args[0]]
         if is_below_its_greatest(nodes, below) and nodes[below.args[1]].shape == nodes[i].shape:
             found[i] = (below.args[0], power.op)
     return found
@@ -130,6 +130,6 @@ def exponentials_of_greatest(graph: Graph) -> dict[int, tuple[int, str]]:
 
 def is_below_its_greatest(nodes: Sequence[Node], n: Node) -> bool:
     """Whether a step is v - max v, or computed from these two."""
-    if n.op not in ("sub", "shifted_exp"):
+    if n.op not in ("sub", *OF_DIFFERENCES):
         return False
     return nodes[n.args[1]].op == "amax" and nodes[n.args[1]].args == n.args[:1]

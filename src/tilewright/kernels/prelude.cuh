@@ -11,6 +11,9 @@ typedef long long i64;
 #define TW_UNROLL _Pragma("unroll")
 #define TW_INFINITY __int_as_float(0x7f800000)
 #define TW_LOG2_E 1.4426950408889634f
+// Of exponentials, by 2^16: a factor that the sum of a row takes out again, and what is left may be no
+// normal number. It is taken off the greatest, which is rounded for all of a row alike.
+#define TW_RAISE 11.0903549f
 
 // n / d for n below 2^31, or 2^63, by what fusion/extents.py makes of d.
 TW_DEVICE u32 divide(u32 n, u32 factor, u32 shift) { return (u32)((u64)n * factor >> 32) >> shift; }
@@ -216,6 +219,7 @@ TW_HALF_OP(half_min, bf16, "min.NaN.bf16x2")
 TW_DEVICE float power_of_two(float a) {
   float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a)); return r;
 }
+TW_FUNCTION2(raised_exponential, power_of_two((a - (b - TW_RAISE)) * TW_LOG2_E), exp(a - (b - TW_RAISE)))
 TW_FUNCTION2(shifted_exponential, power_of_two(fmaf(a, TW_LOG2_E, -(b * TW_LOG2_E))), exp(a - b))
 TW_FUNCTION2(div, a / b, a / b)
 TW_FUNCTION2(maximum, max_nan(a, b), a != a || b != b ? a + b : fmax(a, b))
@@ -265,8 +269,6 @@ template <class T, int N> TW_DEVICE Vec<T, N> average(Vec<T, N> sum, T count, T 
 }
 TW_FUNCTION1(exponential, expf(a), exp(a))
 TW_FUNCTION1(quick_exponential, power_of_two(a * TW_LOG2_E), exp(a))
-// 2^16 times as much, a factor that the sum of a row takes out again: what is left may be no normal number.
-TW_FUNCTION1(raised_exponential, power_of_two(fmaf(a, TW_LOG2_E, 16.0f)), 65536.0 * exp(a))
 TW_FUNCTION1(exponential2, exp2f(a), exp2(a))
 TW_FUNCTION1(logarithm, logf(a), log(a))
 TW_FUNCTION1(logarithm2, log2f(a), log2(a))

@@ -261,6 +261,9 @@ struct Exact {
 struct Quick {
   static TW_DEVICE float factor(float partial, float row) { return quick_exponential(partial - row); }
 };
+struct Raised {
+  static TW_DEVICE float factor(float partial, float row) { return quick_exponential((partial - TW_RAISE) - (row - TW_RAISE)); }
+};
 struct Shifted {  // by rounded products: neither may become part of a fused multiply-add
   static TW_DEVICE float factor(float partial, float row) { return power_of_two(__fmul_rn(partial, TW_LOG2_E) - __fmul_rn(row, TW_LOG2_E)); }
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.fusion.cpp.entry import C_TYPES
+from tilewright.fusion.exponentials import OF_DIFFERENCES
 from tilewright.fusion.ir import Node
 from tilewright.fusion.literals import literal
 from tilewright.tensor_spec import HALVES
@@ -17,14 +18,14 @@ _EXPRESSIONS = {
     "neg": "-{0}",
     "rsqrt": "1 / square_root({0})",
     "reciprocal": "1 / {0}",
-    "shifted_exp": "exponential({0} - {1})",
+    **dict.fromkeys(OF_DIFFERENCES, "exponential({0} - {1})"),
     "isnan": "{0} != {0}",
 }
 _FUNCTIONS = {
     **{"pow": "power", "maximum": "maximum", "minimum": "minimum", "and": "both", "or": "either"},
     **{"not": "negated", "where": "where", "abs": "absolute", "sqrt": "square_root"},
     **{"exp": "exponential", "exp2": "exponential2", "expm1": "exponential_m1"},
-    **{"quick_exp": "exponential", "raised_exp": "exponential"},
+    "quick_exp": "exponential",
     **{"log": "logarithm", "log2": "logarithm2", "log1p": "logarithm1p"},
     **{"tanh": "hyperbolic_tangent", "erf": "error_function", "sin": "sine", "cos": "cosine"},
     **{"floor": "rounded_down", "ceil": "rounded_up", "round": "rounded_even"},

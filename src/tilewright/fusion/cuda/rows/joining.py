@@ -11,7 +11,7 @@ FIELDS = {"Moments": (".mean", ".m2"), "Scaled": (".greatest", ".sum")}
 """Of a partial result of several numbers."""
 SHARES = "HeldBy"
 """What tells how many elements of a row lanes, and warps, hold."""
-FACTORS = {"exp": "Exact", "quick_exp": "Quick", "raised_exp": "Quick", "shifted_exp": "Shifted"}
+FACTORS = {"exp": "Exact", "quick_exp": "Quick", "raised_exp": "Raised", "shifted_exp": "Shifted"}
 
 
 class Joining(Walking):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tilewright.fusion.cuda.kernel import FUNCTIONS, TYPES
 from tilewright.fusion.cuda.rows.joining import SHARES
 from tilewright.fusion.cuda.rows.steps import Steps
+from tilewright.fusion.exponentials import OF_DIFFERENCES
 from tilewright.fusion.plan import halves_of_moments
 
 
@@ -36,10 +37,8 @@ class Moments(Steps):
 
     def add_exponential(self, i: int, value: str) -> None:
         how, greatest = self.graph.nodes[i].attr, f"partial{i}[r].greatest"
-        if how == "shifted_exp":
-            power = f"shifted_exponential({value}, {greatest})"
-        else:
-            power = f"{FUNCTIONS[how]}(sub({value}, {greatest}))"
+        below = f"{value}, {greatest}" if how in OF_DIFFERENCES else f"sub({value}, {greatest})"
+        power = f"{FUNCTIONS[how]}({below})"
         self.line(f"partial{i}[r].sum += fold<Sum>({power});")
 
     def warp_moments(self, moments: list[int], known: frozenset[int]) -> None:
