@@ -429,7 +429,7 @@ class Op:
         Raises:
             InvalidArgument: always then.
         """
-        if self.fused and (self.name not in OPS or OPS[self.name] is not self):
+        if self.fused and not OPS.holds(self.name, self):
             raise InvalidArgument(
                 f"{self.name}: another function was fused under this name since; "
                 "give each a name: tw.fuse(..., name=...)"

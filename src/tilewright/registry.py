@@ -60,6 +60,11 @@ class Registry(Generic[T]):
         self._load()
         return self._things.get(name)
 
+    def holds(self, name: str, thing: T) -> bool:
+        """Whether the thing, which was here once, still has the name: what was loaded since is no
+        matter, so that unlike other look-ups it reads no settings."""
+        return self._things.get(name) is thing
+
     def __getitem__(self, name: str) -> T:
         found = self.get(name)
         if found is None:

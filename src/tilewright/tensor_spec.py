@@ -84,10 +84,9 @@ class TensorSpec:
 
     @classmethod
     def of(cls, t: torch.Tensor) -> TensorSpec:
-        if t.dtype not in DTYPE_NAMES:
-            raise InvalidArgument(f"dtype {t.dtype} is not supported; use one of {list(DTYPES)}")
+        dtype = name_of(t.dtype)
         align = math.gcd(t.data_ptr(), DEFAULT_ALIGN) if t.numel() else DEFAULT_ALIGN
-        return cls(DTYPE_NAMES[t.dtype], tuple(t.shape), tuple(t.stride()), align)
+        return cls(dtype, tuple(t.shape), tuple(t.stride()), align)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -142,6 +141,13 @@ class TensorSpec:
         if self.align != DEFAULT_ALIGN:
             text += f"@align{self.align}"
         return text
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Raises InvalidArgument for one that no tensor spec has."""
+    if dtype not in DTYPE_NAMES:
+        raise InvalidArgument(f"dtype {dtype} is not supported; use one of {list(DTYPES)}")
+    return DTYPE_NAMES[dtype]
 
 
 def other_layout(t: torch.Tensor) -> str | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active
 
-from tilewright.dispatch.gradients import Way
-from tilewright.dispatch.pytorch import as_pytorch, outliving_indices
+from tilewright.dispatch.gradients import Step, Way
+from tilewright.dispatch.pytorch import as_pytorch, by_place, outliving_indices
+from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import any_forced, as_before
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.op import OPS, Op
@@ -52,33 +52,25 @@ class Generated(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, op: Op, way: Way, operators: Any, *args: Any) -> Any:
+    def forward(ctx: Any, way: Way, operators: Any, *args: Any) -> Any:
         """`args` are the reference's, in its order; `operators` the public functions by name."""
-        backward = way.backward
-        assert backward is not None, op.name
-        ctx.op, ctx.way, ctx.operators = op, way, operators
+        ctx.way, ctx.operators, ctx.asked = way, operators, any_forced()
         ctx.set_materialize_grads(False)
-        ctx.asked = any_forced()
-        found = operators[f"{op.name}_forward" if backward.wide else op.name](*args)
+        found = operators[way.forward](*args)
+        way.op.still_itself()  # else another function may have run in its place
         outs = found if isinstance(found, tuple) else (found,)
-        named = dict(zip((*op.returns, *backward.wide), outs, strict=False))
-        if backward.wide:
-            outs = outs[: len(op.returns)]
+        kept_outputs = [outs[i] for i in way.kept_outputs.values()]
+        if way.wide:
+            outs = outs[: len(way.op.returns)]
             found = outs[0] if len(outs) == 1 else outs
-        ctx.names = list(op.parameters)[: len(args)]
-        ctx.extra = [n for n in named if n in backward.parameters and n not in op.parameters]
-        extra = [named[n] for n in ctx.extra]
-        # Gradients of gradients follow from the arguments that statistics were computed from.
-        read = frozenset(ctx.names) if backward.wide else way.reads
-        tensors = {n: a for n, a in zip(ctx.names, args, strict=True) if isinstance(a, Tensor)}
-        ctx.unread = {n: _Layout.of(a) for n, a in tensors.items() if n not in read}
-        ctx.constants = {n: a for n, a in zip(ctx.names, args, strict=True) if n not in tensors}
-        ctx.save_for_backward(*(a for n, a in tensors.items() if n in read), *extra)
-        ctx.shapes = [o.shape for o in outs]
-        ctx.strides = [o.stride() for o in outs]
-        ctx.dtypes = [o.dtype for o in outs]
-        if not all(dtype.is_floating_point for dtype in ctx.dtypes):
-            ctx.mark_non_differentiable(*(o for o in outs if not o.is_floating_point()))
+        ctx.save_for_backward(*[args[i] for i in way.kept], *kept_outputs)
+        ctx.unread = [_Layout.of(args[i]) for i in way.unread]
+        ctx.constants = [*args]
+        for i in way.tensor_places:
+            ctx.constants[i] = None
+        ctx.outs = [_Layout.of(o) for o in outs]
+        if without := [o for o in outs if not o.is_floating_point()]:
+            ctx.mark_non_differentiable(*without)
         return found
 
     @staticmethod
@@ -86,78 +78,96 @@ class Generated(torch.autograd.Function):
         """Gradients by the operator; where they are differentiated again, PyTorch's."""
         way, backward = ctx.way, ctx.way.backward
         # A backward that reads results alone is differentiated itself, through their own graph.
-        of_results = bool(ctx.extra) and not backward.wide
+        of_results = bool(way.kept_outputs) and not way.wide
         by_reference = (torch.is_grad_enabled() and not of_results) or _fused_anew(backward)
-        saved = iter(ctx.saved_tensors)
-        args = []
-        for n in ctx.names:
-            if n in ctx.constants:
-                args.append(ctx.constants[n])
-            elif n not in ctx.unread:
-                args.append(next(saved))
-            else:
-                taken = by_reference or n in backward.parameters
-                args.append(ctx.unread[n].empty() if taken else None)
-        reached = ctx.names if way.reach is None else way.reach.of(grads)
-        needed = zip(ctx.names, ctx.needs_input_grad[3:], strict=True)
-        wanted = [i for i, (name, needs) in enumerate(needed) if needs and name in reached]
-        if not wanted:
+        saved, args = ctx.saved_tensors, [*ctx.constants]
+        for i, t in zip(way.kept, saved, strict=False):
+            args[i] = t
+        for i, layout in zip(way.unread, ctx.unread, strict=True):
+            if by_reference or way.names[i] in backward.parameters:
+                args[i] = layout.empty()
+        step = way.step(ctx.needs_input_grad[2:], tuple([g is not None for g in grads]))
+        if not step.wanted:
             return (None,) * len(ctx.needs_input_grad)
         if by_reference:
-            return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
-        given = dict(zip(ctx.names, args, strict=True))
-        given.update(zip(ctx.extra, saved, strict=True))
-        like = next(t for t in (*grads, *args) if isinstance(t, Tensor))
-        floats = [i for i, dtype in enumerate(ctx.dtypes) if dtype.is_floating_point]
-        places = [*zip(way.given, floats, strict=True)]
-        for output, i in places:
-            gradient = grads[i]
-            if gradient is None:
-                gradient = like.new_zeros(ctx.shapes[i], dtype=ctx.dtypes[i])
-            given[output] = gradient
-        by_name = {n: given[n] for n in way.given}
-        if asked := way.asked(ctx.names[i] for i in wanted):
-            call = {n: v for n, v in given.items() if n in backward.parameters}
-            if "grads" in backward.parameters:
-                call["grads"] = asked
+            return (None, None, *_reference_gradients(way.op, args, step.wanted, grads))
+        outs = [ctx.outs[i] for i in way.floats]
+        gradients = [grads[i] for i in way.floats]
+        if any(g is None for g in gradients):
+            like = next(t for t in (*grads, *args) if isinstance(t, Tensor))
+            for i, out in enumerate(outs):
+                if gradients[i] is None:
+                    gradients[i] = like.new_zeros(out.shape, dtype=out.dtype)
+        found: Any = ()
+        if step.asked:
             run = as_before(ctx.asked, ctx.operators[backward.name])
+            kept = (*args, *saved[len(way.kept) :])
             try:
-                found = _differentiated(run, call, {n: ctx.strides[i] for n, i in places})
+                found = _differentiated(run, step, kept, gradients, outs)
             except InvalidArgument:
                 if not _fused_anew(backward):
                     raise
-                return (None, None, None, *_reference_gradients(ctx.op, args, wanted, grads))
-            by_name |= zip(asked, found if isinstance(found, tuple) else (found,), strict=True)
-        names = {i: ctx.names[i] for i in wanted}
-        by_place = {i: by_name[way.same.get(n, n)] for i, n in names.items()}
-        return (None, None, None, *(by_place.get(i) for i in range(len(args))))
+                return (None, None, *_reference_gradients(way.op, args, step.wanted, grads))
+        computed = (*gradients, *(found if isinstance(found, tuple) else (found,)))
+        return (None, None, *[None if i is None else computed[i] for i in step.results])
+
+
+def along(way: Way, bound: Mapping[str, Any], operators: Any) -> Callable[..., Any]:
+    """Calls that differ from one with these arguments in their tensors alone, as a function of
+    these."""
+    op, reach = way.op, way.reach
+    others = by_place(op, bound)
+    places = [i for i, v in enumerate(others) if isinstance(v, Tensor)]
+    for i in places:
+        others[i] = None
+    detached = [i for i in places if reach is not None and way.names[i] not in reach.behind]
+    seed = way.names.index(str(op.seed)) if way.draws else None
+
+    def run(*tensors: Tensor) -> Any:
+        args = [*others]
+        for i, t in zip(places, tensors, strict=True):
+            args[i] = t
+        for i in detached:
+            args[i] = args[i].detach()
+        if seed is not None:
+            args[seed] = fresh_seed(tensors[0].device)
+        if way.backward is None:
+            found = Recomputed.apply(op, operators[op.name], *args)
+        else:
+            found = Generated.apply(way, operators, *args)
+        return found if reach is None else reach.returned(found)
+
+    return run
 
 
 def _differentiated(
-    run: Callable[..., Any], call: dict[str, Any], strides: Mapping[str, Sequence[int]]
+    run: Callable[..., Any],
+    step: Step,
+    kept: Sequence[Any],
+    gradients: Sequence[Tensor],
+    outs: Sequence[_Layout],
 ) -> Any:
-    """`run(**call)`. Gradients whose strides allow no view that the backward takes are copied to
-    those of their outputs, for which the forward made sure that there is a kernel."""
+    """What `run` gives, called by place, as calls that come again are found by. Gradients whose
+    strides allow no view that the backward takes are copied to those of their outputs, for which
+    the forward made sure that there is a kernel."""
     try:
-        return run(**call)
+        return run(*step.arguments(kept, gradients))
     except NoImplementation:
-        copies = {
-            n: torch.empty_strided(g.shape, strides[n], dtype=g.dtype, device=g.device).copy_(g)
-            for n, g in call.items()
-            if n in strides
-        }
-        return run(**{**call, **copies})
+        copies = [
+            torch.empty_strided(g.shape, out.strides, dtype=g.dtype, device=g.device).copy_(g)
+            for g, out in zip(gradients, outs, strict=True)
+        ]
+        return run(*step.arguments(kept, copies))
 
 
 def _fused_anew(op: Op) -> bool:
     """Whether another function has taken the operator's name since."""
-    return OPS.get(op.name) is not op
+    return not OPS.holds(op.name, op)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What is kept of an argument whose values no gradient follows from: neither its memory nor
-    its history, which gradients of gradients do not follow from either."""
+class _Layout(NamedTuple):
+    """What is kept of a result, and of an argument whose values no gradient follows from: neither
+    its memory nor its history, which gradients of gradients do not follow from either."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -173,7 +183,7 @@ class _Layout:
 
 
 def _reference_gradients(
-    op: Op, args: list[Any], wanted: list[int], grads: Sequence[Tensor | None]
+    op: Op, args: list[Any], wanted: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Gradients of the arguments at `wanted`, by PyTorch's autograd of the reference, run anew."""
     if _are_functorch_transforms_active():
@@ -204,7 +214,7 @@ def _reference_gradients(
 
 
 def _transformed_gradients(
-    op: Op, args: list[Any], wanted: list[int], grads: Sequence[Tensor | None]
+    op: Op, args: list[Any], wanted: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """The same inside torch.func's transforms, which refuse torch.autograd.grad."""
     given = [g for g in grads if g is not None and g.is_floating_point()]

@@ -1,9 +1,10 @@
 """Public operators: PyTorch's signatures in, the selected implementation's result out.
 
-A call like one before costs a check of its tensors (`recent`) and the launch. Other calls on plain
-tensors cost one key (shape, strides, dtype, device and alignment of every tensor, the other
-arguments as they are, and on a CPU the number of threads) and one dict lookup. Everything else,
-from validation to building, happens when a key is met for the first time.
+A call like one before costs a check of its tensors (`recent`) and the launch, and what autograd
+takes where an operator of ours differentiates it. Other calls on plain tensors cost one key (shape,
+strides, dtype, device and alignment of every tensor, the other arguments as they are, and on a CPU
+the number of threads) and one dict lookup. Everything else, from validation to building, happens
+when a key is met for the first time.
 
 PyTorch's own function runs instead, and differentiates, where a gradient is needed and no backward
 of ours is known to be faster (a forward without its backward would make PyTorch compute the forward
@@ -35,9 +36,9 @@ from torch.jit import is_tracing
 from torch.nn import Parameter
 
 from tilewright.dispatch import torch_ops
-from tilewright.dispatch.autograd import Generated, Recomputed
+from tilewright.dispatch.autograd import Recomputed, along
 from tilewright.dispatch.functions.outside import reading_outside
-from tilewright.dispatch.gradients import generated_backward, known_reach
+from tilewright.dispatch.gradients import generated_backward, known_reach, numbers_of
 from tilewright.dispatch.indices.gradients import Moved, keeps_bits, keeps_order, moves
 from tilewright.dispatch.indices.other_dtypes import is_of_another_dtype, of_another_dtype
 from tilewright.dispatch.keywords import called_by, with_keywords
@@ -51,13 +52,14 @@ from tilewright.dispatch.pytorch import (
     as_pytorch,
     as_written,
     bind,
+    by_place,
     or_why,
     outliving_indices,
     with_numbers_read,
     with_scalars_alike,
 )
 from tilewright.dispatch.ranges import look_first
-from tilewright.dispatch.recent import MISSED, Recent, is_exact
+from tilewright.dispatch.recent import MISSED, PLAIN, Recent, is_exact
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.impls._in_place import refuse_shared
@@ -78,6 +80,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
         prepared = state.prepared.setdefault(op.name, {})
         recent = state.recent.setdefault(op.name, Recent())
     name, keywords = op.name, frozenset(op.keywords)
+    with_gradients = functools.partial(_with_gradients, recent)
     first = first_call if op.indexed is None else _first_of_an_index
     if op.scalars:
         first = _first_of_scalars
@@ -93,7 +96,7 @@ def public_operator(op: Op) -> Callable[..., Any]:
             return _under_function_modes(op, call, args, kwargs)
         forced = None if any_forced() is None else forced_for(name)
         differentiable = is_grad_enabled()
-        positional = forced is None and not kwargs and args and type(args[0]) is Tensor
+        positional = forced is None and not kwargs and args and type(args[0]) in PLAIN
         if positional and (
             (found := recent.last(args, differentiable)) is not MISSED
             or (found := recent.earlier(args, differentiable)) is not MISSED
@@ -108,13 +111,13 @@ def public_operator(op: Op) -> Callable[..., Any]:
         # Not a function of its own: each such call would pay for calling it.
         key: list[Any] = [forced, len(kwargs), *kwargs]  # a keyword is no word given by place
         tensors = []
-        leave = None
+        leave: Callable[..., Any] | None = None
         try:
             for a in (*args, *kwargs.values()) if kwargs else args:
                 kind = type(a)
                 if kind is Tensor or kind is Parameter:
                     if differentiable and a.requires_grad:
-                        leave = _with_gradients
+                        leave = with_gradients
                         break
                     address = a.data_ptr()
                     if a.is_neg() or (not address and a._is_zerotensor()):
@@ -325,9 +328,18 @@ def _unlike_plain_tensors(
 
 
 def _with_gradients(
-    op: Op, call: Run, args: Sequence[Any], kwargs: dict[str, Any], forced: Forced | None
+    recent: Recent,
+    op: Op,
+    call: Run,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    forced: Forced | None,
 ) -> Any:
     op.still_itself()
+    if kwargs and op.fused:  # calls that come again are found by place
+        everything = by_place(op, bind(op, args, kwargs))
+        if not any(v is inspect.Parameter.empty for v in everything):
+            return call(*everything)
     if torch.is_inference_mode_enabled():  # in which enable_grad() records nothing
         with torch.no_grad():
             return call(*args, **kwargs)
@@ -335,64 +347,96 @@ def _with_gradients(
         return as_pytorch(op, args, kwargs)
     if any_without_memory((*args, *kwargs.values())):
         return _unlike_plain_tensors(op, call, args, kwargs, forced)
-    if state.enabled and (alike := with_scalars_alike(op, args, kwargs)) is not None:
-        return call(**alike)
-    bound = bind(op, args, kwargs)
-    if op.indexed is not None and state.enabled:
-        if (read := with_numbers_read(op, args, kwargs)) is not None:
-            return call(**read)
-        if (named := _named_slice(bound)) is not None:
-            return call(**{**bound, "src": named})
-        if is_of_another_dtype(op, args, kwargs):
-            return of_another_dtype(op, operators, bound)
-    if op.form_of is not None and state.enabled:
-        _refuse_shared(op, bound)
-    if op.indexed is not None and state.enabled:
-        if op.form_of is not None and keeps_order(op, bound.get("x")):
-            return bound["x"].copy_(operators[op.form_of](**bound))
-        if moves(op, bound):
-            everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
-            return Moved.apply(op, operators, *everything)
-        if forced is None and keeps_bits(op, bound):
-            if op.form_of is not None:  # backward needs x as it was
-                x = bound["x"]
-                return x.copy_(operators[op.form_of](**{**bound, "x": x.clone()}))
-            w, tensors = op.workload_of(*args, **kwargs)
-            return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
-    if forced is None and state.enabled and op.form_of is None:
-        if op.fused:  # to which a list of numbers is a tuple, as to workloads
-            bound = {n: tuple(v) if type(v) is list else v for n, v in bound.items()}
-        way = generated_backward(op, bound)
-        op.still_itself()  # which tracing may have taken long enough to change
-        if way is not None:
-            if way.reach is not None:
-                bound = way.reach.given(bound)
-            if way.draws:
-                first = next(v for v in bound.values() if isinstance(v, Tensor))
-                bound[str(op.seed)] = fresh_seed(first.device)
-            everything = [bound.get(n, p.default) for n, p in op.parameters.items()]
-            if way.backward is None:
-                found = Recomputed.apply(op, operators[op.name], *everything)
+    if state.enabled:
+        if (alike := with_scalars_alike(op, args, kwargs)) is not None:
+            return call(**alike)
+        bound = bind(op, args, kwargs)
+        found = None
+        if op.indexed is not None:
+            found = _by_its_index(op, call, args, kwargs, bound, forced)
+        elif op.form_of is not None:
+            _refuse_shared(op, bound)
+        if found is None and op.form_of is None:
+            if forced is None:
+                found = _generated(recent, op, args, kwargs, bound)
             else:
-                found = Generated.apply(op, way, operators, *everything)
-            return found if way.reach is None else way.reach.returned(found)
-    if forced is not None and state.enabled and op.form_of is None:
-        w, tensors = op.workload_of(*args, **kwargs)
-        given = w.call(tensors)
-        if op.draws(w):
-            given[str(op.seed)] = fresh_seed(tensors[0].device)
-        reach = known_reach(w, given)
-        if reach is not None:
-            given = reach.given(given)
-        found = Recomputed.apply(op, operators[op.name], *given.values())
-        return found if reach is None else reach.returned(found)
-    if op.indexed is not None and state.enabled:
-        look_first(op, bound)
+                found = _recomputed(op, args, kwargs)
+        if found is not None:
+            return found
+        if op.indexed is not None:
+            look_first(op, bound)
     dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
     if not op.fallback and (len(dtypes) > 1 or op.outputs_like is not None):
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     answer = outliving_indices if state.enabled else as_pytorch
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
+
+
+def _by_its_index(
+    op: Op,
+    call: Run,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    bound: dict[str, Any],
+    forced: Forced | None,
+) -> Any:
+    """The result of a call of an operator with an index that is another call, or keeps what the
+    operator promises; None of others."""
+    if (read := with_numbers_read(op, args, kwargs)) is not None:
+        return call(**read)
+    if (named := _named_slice(bound)) is not None:
+        return call(**{**bound, "src": named})
+    if is_of_another_dtype(op, args, kwargs):
+        return of_another_dtype(op, operators, bound)
+    if op.form_of is not None:
+        _refuse_shared(op, bound)
+        if keeps_order(op, bound.get("x")):
+            return bound["x"].copy_(operators[op.form_of](**bound))
+    if moves(op, bound):
+        return Moved.apply(op, operators, *by_place(op, bound))
+    if forced is None and keeps_bits(op, bound):
+        if op.form_of is not None:  # backward needs x as it was
+            x = bound["x"]
+            return x.copy_(operators[op.form_of](**{**bound, "x": x.clone()}))
+        w, tensors = op.workload_of(*args, **kwargs)
+        return Recomputed.apply(op, operators[op.name], *w.call(tensors).values())
+    return None
+
+
+def _generated(
+    recent: Recent, op: Op, args: Sequence[Any], kwargs: dict[str, Any], bound: dict[str, Any]
+) -> Any:
+    """The result of a call that is differentiated by an operator of ours, and so are those like it
+    from now on; None where PyTorch is to differentiate it."""
+    if op.fused:  # to which a list of numbers is a tuple, as to workloads
+        bound = {n: tuple(v) if type(v) is list else v for n, v in bound.items()}
+    generation = state.generation
+    way = generated_backward(op, bound)
+    op.still_itself()  # which tracing may have taken long enough to change
+    if way is None:
+        return None
+    run = along(way, bound, operators)
+    found = run(*[v for v in bound.values() if isinstance(v, Tensor)])
+    positional = not kwargs and type(args[0]) in PLAIN
+    same = way.numbers == numbers_of(op, bound)  # numbers that change would fill the room there is
+    if positional and same and op.indexed is None:  # what comes before an index may be another call
+        with state.lock:
+            if state.generation == generation:  # else everything was forgotten meanwhile
+                recent.keep(tuple(args), run, True)
+    return found
+
+
+def _recomputed(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call for which an implementation was named; backward is PyTorch's, computed anew."""
+    w, tensors = op.workload_of(*args, **kwargs)
+    given = w.call(tensors)
+    if op.draws(w):
+        given[str(op.seed)] = fresh_seed(tensors[0].device)
+    reach = known_reach(w, given)
+    if reach is not None:
+        given = reach.given(given)
+    found = Recomputed.apply(op, operators[op.name], *given.values())
+    return found if reach is None else reach.returned(found)
 
 
 def _named_slice(bound: Mapping[str, Any]) -> Tensor | None:

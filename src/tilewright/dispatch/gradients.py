@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,39 +18,140 @@ from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.frontend.reach import Reach, reached
 from tilewright.fusion.ir import Access
+from tilewright.fusion.remembered import remembered
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload, told_apart
-from tilewright.tensor_spec import TensorSpec
+from tilewright.tensor_spec import TensorSpec, name_of
 
 _MAX_KEYS = 4096
 """Kinds of calls that are remembered; all are forgotten beyond, so that memory has a bound."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a call that runs an operator of ours is differentiated.
+class Step:
+    """A backward that was given the gradients of some outputs, as places in what it knows.
 
     Attributes:
+        wanted: the arguments, by place, whose gradients are computed.
+        asked: by which names; none where what is given is all that is wanted.
+        order: what the backward's parameters are: places among the arguments, then the outputs that
+            were kept, the gradients of outputs, and `constants`.
+        constants: what follows from none of these.
+        results: for each argument the place of its gradient, among those of outputs and then those
+            that are computed; None where it has none.
+    """
+
+    wanted: tuple[int, ...]
+    asked: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    constants: tuple[Any, ...] = ()
+    results: tuple[int | None, ...] = ()
+
+    def arguments(self, kept: Sequence[Any], gradients: Sequence[Tensor]) -> list[Any]:
+        """What the backward is called with; `kept` are the arguments and the outputs."""
+        known = (*kept, *gradients, *self.constants)
+        return [known[i] for i in self.order]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How calls that are alike, of an operator of ours, are differentiated.
+
+    Attributes:
+        op: the operator.
         backward: by this operator; None if by PyTorch's autograd of the function, which raises
             where a step has no derivative.
         draws: whether forward and backward need a seed that the call was not given.
         reach: what has gradients; None for all that is asked for.
-        reads: the arguments whose values the gradients follow from.
-        given: the parameters of the backward that are gradients of outputs.
+        tensors: the arguments that are tensors, the seed included.
+        reads: those whose values the gradients follow from.
+        floats: the outputs that have gradients, by place.
+        given: the parameters of the backward that are these gradients.
         same: {argument: what its gradient is too: that of another argument, or of an output}.
+        numbers: `numbers_of` the call that it was found for.
     """
 
+    op: Op
     backward: Op | None
     draws: bool
     reach: Reach | None
+    tensors: tuple[str, ...]
     reads: frozenset[str]
+    floats: tuple[int, ...] = ()
     given: tuple[str, ...] = ()
     same: Mapping[str, str] = field(default_factory=dict)
+    numbers: tuple[float, ...] = ()
 
     def asked(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """The gradients to compute where these arguments need theirs."""
         sources = dict.fromkeys(self.same.get(n, n) for n in wanted)
         return tuple(n for n in sources if n not in self.given)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.op.parameters)
+
+    @functools.cached_property
+    def wide(self) -> tuple[str, ...]:
+        """The statistics that the forward returns behind its outputs."""
+        return self.backward.wide if self.backward is not None else ()
+
+    @functools.cached_property
+    def forward(self) -> str:
+        """The name of the operator that runs forward."""
+        return f"{self.op.name}_forward" if self.wide else self.op.name
+
+    @functools.cached_property
+    def tensor_places(self) -> tuple[int, ...]:
+        return tuple(i for i, n in enumerate(self.names) if n in self.tensors)
+
+    @functools.cached_property
+    def kept(self) -> tuple[int, ...]:
+        """The tensors to keep. Gradients of gradients follow from the arguments that statistics
+        were computed from."""
+        read = self.tensors if self.wide else self.reads
+        return tuple(i for i in self.tensor_places if self.names[i] in read)
+
+    @functools.cached_property
+    def unread(self) -> tuple[int, ...]:
+        return tuple(i for i in self.tensor_places if i not in self.kept)
+
+    @functools.cached_property
+    def kept_outputs(self) -> Mapping[str, int]:
+        """What to keep of what the forward returns: {parameter of the backward: place}."""
+        own, taken = self.op.parameters, self.backward.parameters if self.backward else {}
+        returned = enumerate((*self.op.returns, *self.wide))
+        return {n: i for i, n in returned if n in taken and n not in own}
+
+    @remembered
+    def step(self, needed: tuple[bool, ...], present: tuple[bool, ...]) -> Step:
+        """The backward where these arguments need gradients and these outputs were given theirs."""
+        flows = None if self.reach is None else self.reach.of([p or None for p in present])
+        wanted = tuple(
+            i for i, n in enumerate(self.names) if needed[i] and (flows is None or n in flows)
+        )
+        if not wanted:
+            return Step(())
+        assert self.backward is not None
+        asked = self.asked(self.names[i] for i in wanted)
+        known = [*self.names, *self.kept_outputs, *self.given]
+        constants = {
+            n: asked if n == "grads" else p.default
+            for n, p in self.backward.parameters.items()
+            if n not in known
+        }
+        places = {n: i for i, n in enumerate((*known, *constants))}
+        results = {n: i for i, n in enumerate((*self.given, *asked))}
+        return Step(
+            wanted,
+            asked,
+            tuple(places[n] for n in self.backward.parameters),
+            tuple(constants.values()),
+            tuple(
+                results[self.same.get(n, n)] if i in wanted else None
+                for i, n in enumerate(self.names)
+            ),
+        )
 
 
 _PYTORCH = "PyTorch's"
@@ -76,9 +178,9 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way | None:
             float if n in op.scalars and isinstance(v, float) else description(v)
             for n, v in bound.items()
         ]
-        key = (op.name, state.generation, *bound, *described)
+        key = (op.name, state.generation, torch.get_num_threads(), *bound, *described)
         found = _found.get(key)
-    except RuntimeError:  # no strides
+    except RuntimeError:  # no strides, or a dtype that no kernel takes
         return None
     except TypeError:  # no hash: PyTorch will say what is wrong, where no kernel is promised
         if op.fused and not op.fallback:
@@ -110,15 +212,33 @@ def known_reach(w: Workload, given: Mapping[str, Any]) -> Reach | None:
         return None
 
 
+def numbers_of(op: Op, bound: Mapping[str, Any]) -> tuple[float, ...]:
+    """The numbers of a call that a way does not depend on."""
+    return tuple(v for n, v in bound.items() if n in op.scalars and isinstance(v, float))
+
+
 def _requiring(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The arguments whose gradients are wanted."""
     return tuple(n for n, v in given.items() if isinstance(v, Tensor) and v.requires_grad)
 
 
 def description(value: Any) -> Any:
-    """All that a choice depends on: a tensor without its values, and all of anything else."""
+    """All that a choice depends on: a tensor without its values, and all of anything else. Specs
+    are for the choice itself: to make one takes longer than all of this.
+
+    Raises:
+        InvalidArgument: it is a tensor of a dtype that no kernel takes.
+    """
     if isinstance(value, Tensor):
-        return TensorSpec.of(value), type(value), value.device, value.requires_grad
+        return (
+            name_of(value.dtype),
+            value.shape,
+            value.stride(),
+            value.data_ptr() & 15,
+            type(value),
+            value.device,
+            value.requires_grad,
+        )
     return told_apart(value)
 
 
@@ -139,21 +259,25 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
         w = given_seed or w
         if op.fused and selection.choose(w, device).source == "default":
             return None  # else it says what is not taken
-        floats = [o for o in outputs_of(w) if o.torch_dtype.is_floating_point]
+        outputs = outputs_of(w)
+        places = tuple(i for i, o in enumerate(outputs) if o.torch_dtype.is_floating_point)
+        floats = [outputs[i] for i in places]
         backward = backward_operator(op, len(floats)) if op.fused else OPS[f"{op.name}_backward"]
         reach = reached(w, wanted) if _has_a_reach(op) else None
         if reach is not None:
             wanted = tuple(n for n in wanted if n in reach.arguments)
+        numbers = numbers_of(op, bound)
+        drawn = given_seed is not None
+        way = Way(op, backward, drawn, reach, tuple(w.tensors), frozenset(), numbers=numbers)
         if reach is not None and not reach.derived:
-            return Way(None, given_seed is not None, reach, frozenset(w.tensors))
+            return replace(way, backward=None, reads=frozenset(w.tensors))
         if not wanted:
-            return Way(backward, given_seed is not None, reach, frozenset())
+            return way
         forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
         saved = dict(zip((*op.returns, *backward.wide), outputs_of(forward), strict=False))
         names = [n for n in backward.parameters if n.startswith("grad_output")]
         gradients = tuple(names[: len(floats)])  # arguments that are named alike come behind
-        same = backward.same_gradient
-        way = Way(backward, given_seed is not None, reach, frozenset(), gradients, same)
+        way = replace(way, floats=places, given=gradients, same=backward.same_gradient)
         given = {**saved, **dict(w.args), "grads": way.asked(wanted)}
         given.update(zip(gradients, floats, strict=True))
         known = {n: v for n, v in given.items() if n in backward.parameters}

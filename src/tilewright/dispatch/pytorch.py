@@ -112,6 +112,11 @@ def bind(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, An
     return bound
 
 
+def by_place(op: Op, bound: Mapping[str, Any]) -> list[Any]:
+    """The arguments that `bind` gave, and the defaults of others, in the reference's order."""
+    return [bound.get(n, p.default) for n, p in op.parameters.items()]
+
+
 def with_numbers_read(
     op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
