@@ -4,9 +4,12 @@ import pytest
 import torch
 
 import tilewright as tw
+from tilewright.compile import cxx
+from tilewright.device import spec_of
 from tilewright.dispatch import recent
 from tilewright.dispatch.recent import MISSED, Recent
-from tilewright.impl import Executable
+from tilewright.impl import IMPLS, Executable
+from tilewright.op import Workload
 
 
 def run(*tensors):
@@ -56,6 +59,28 @@ def test_what_runs_by_addresses_alone_is_told_nothing_else():
     calls = Recent()
     calls.keep(ARGS, Launch(), False)
     assert result(calls, ARGS) == (X.device, tuple(t.data_ptr() for t in (X, W, B)))
+
+
+WIDE = ", ".join(f"{n}=f32[256,4096]" for n in ("grad_output", "end", "weight"))
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("softmax(x=f32[8,16])", True),
+        (f"lerp_backward({WIDE}, x=f32[256,4096], grads=[x,end])", False),
+        (f"lerp_backward({WIDE}, x=f32[1], grads=[x])", False),  # it joins sums of threads
+    ],
+)
+def test_a_kernel_for_the_cpu_runs_by_addresses_where_it_writes_one_tensor(text, alone):
+    w, fused, spec = Workload.parse(text), IMPLS["fused"], spec_of(None)
+    built = fused.build(fused.heuristic(w, spec), w, spec)
+    tensors = w.operator.examples(w, "random", 0)
+    run = built.by_addresses(torch.device("cpu"))
+    assert (run is not None) == alone
+    if alone:
+        assert torch.equal(run(*[t.data_ptr() for t in tensors]), built(*tensors))
 
 
 def test_calls_kept_before_the_last_one_are_answered_until_all_is_cleared():

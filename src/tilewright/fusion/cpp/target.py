@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -125,3 +125,19 @@ class FusedLoops(Stored):
             self.huge_pages,
         )
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def by_addresses(self, device: torch.device) -> Callable[..., Any] | None:
+        """For one output and no temporaries: there the lists above are most of a small call."""
+        if len(self.outputs) > 1 or self.written is not None or self.workspace_bytes:
+            return None
+        ((shape, strides, dtype),) = self.outputs
+        function, numbers = self.kernels.function, (*self.kernels.extents, *self.scalars)
+        parallel, huge_pages = self.parallel, self.huge_pages
+
+        def run_to_one(*inputs: int) -> torch.Tensor:
+            out = allocator.on(CPU)(shape, strides, dtype)
+            threads = torch.get_num_threads() if parallel else 1
+            function(*inputs, out.data_ptr(), *numbers, threads, huge_pages)
+            return out
+
+        return run_to_one
