@@ -47,6 +47,18 @@ BY_LABELS = {
     "of positions": lambda x, labels: (x * _counted(x) / 99).gather(-1, labels[:, None]),
     "of columns": lambda x, labels: (x * x.sum(0)).gather(-1, labels[:, None]),
     "down the columns": lambda x, labels: x.exp().gather(0, labels[:1].expand(1, x.shape[1])),
+    "greatest": lambda x, labels: x.max(-1).values,
+    "least of columns": lambda x, labels: torch.min(x, 0),
+    "hardest": lambda x, labels: (
+        x.scatter(-1, labels[:, None], -1e4).max(-1).values - x.gather(-1, labels[:, None])[:, 0]
+    ).relu(),
+    "of pieces": lambda x, labels: F.cross_entropy(torch.cat([x[:, 9:], 2 * x[:, :9]], 1), labels),
+    "down the pieces": lambda x, labels: (x.roll(1, 0) + 1).gather(
+        0, labels[:1].expand(1, x.shape[1])
+    ),
+    "into pieces": lambda x, labels: torch.cat([x[:, 9:], 2 * x[:, :9]], 1).scatter(
+        -1, labels[:, None], x[:, :1]
+    ),
     "focal": lambda x, labels: (
         (1 - x.softmax(-1).gather(-1, labels[:, None])) ** 2
         * F.cross_entropy(x, labels, reduction="none")[:, None]

@@ -260,7 +260,8 @@ template <int N> TW_DEVICE Vec<float, N> reciprocals(Vec<float, N> a) {
 // values whose sum is exact, as that of halves is, it is that value.
 TW_DEVICE float average(float sum, float count, float inverse) {
   const float near = sum * inverse, rest = fmaf(-near, count, sum);
-  return rest == rest ? fmaf(rest, inverse, near) : near;
+  const bool exact = (__float_as_uint(count) & 0x7fffff) == 0;  // a power of two, mostly known when compiled
+  return exact || rest != rest ? near : fmaf(rest, inverse, near);
 }
 TW_DEVICE double average(double sum, double count, double) { return sum / count; }
 template <class T, int N> TW_DEVICE Vec<T, N> average(Vec<T, N> sum, T count, T inverse) {

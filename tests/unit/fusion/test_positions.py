@@ -175,6 +175,36 @@ def test_a_kernel_that_misses_later_labels_is_refused(name):
     assert not verifier.check(lambda x, labels: right(x, labels.clamp(max=3))).ok
 
 
+PLACES = {
+    "argmax": lambda x: x.argmax(-1),
+    "argmin": lambda x: x.argmin(0, keepdim=True),
+    "of all": lambda x: (x.argmax(), x.min(1).indices),
+    "of what follows": lambda x: (2 - x.abs()).max(1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", PLACES)
+def test_of_equals_the_first_is_the_place_of_the_greatest(name, target, dtype):
+    torch.manual_seed(0)
+    x = torch.randint(-3, 4, (40, 77)).to(dtype)
+    x[3, 70], x[4], x[5, 9], x[6, 60] = torch.nan, -torch.inf, torch.inf, torch.nan
+    x[6, 61] = torch.nan
+    found, right = executable(target, workload(PLACES[name], x))(x), PLACES[name](x)
+    pairs = zip(found, right, strict=True) if isinstance(right, tuple) else [(found, right)]
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradients_of_the_greatest_go_to_the_first_of_equals():
+    x = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    fused = tw.fuse(lambda x: x.max(-1).values, name="counted")
+    with tw.use("fused"):
+        (grad,) = torch.autograd.grad(fused(x).sum(), x)
+    assert torch.equal(grad, *torch.autograd.grad(x.max(-1).values.sum(), x))
+
+
 def test_a_row_of_one_and_labels_of_32_bits():
     x, labels = torch.randn(5, 1), torch.zeros(5, 1, dtype=torch.int32)
     fused = tw.fuse(lambda x, i: x.gather(1, i.long()) + torch.arange(1), name="alone")

@@ -38,9 +38,8 @@ def decompositions() -> dict[Any, Any]:
     ]
     found = {**core_aten_decompositions(), **get_decompositions(wanted)}
     for largest, name in ((torch.amax, "max"), (torch.amin, "min")):
-        found[getattr(aten, name).dim] = functools.partial(
-            _with_place, largest, getattr(torch, f"arg{name}")
-        )
+        found[getattr(aten, name).dim] = functools.partial(_with_place, largest)
+        found[getattr(aten, f"arg{name}").default] = functools.partial(_place, largest)
     found[aten.hardshrink_backward.default] = _shrink_backward
     found[aten.softshrink_backward.default] = _shrink_backward
     found[aten.elu_backward.default] = _elu_backward
@@ -142,9 +141,24 @@ def _round_decimals(x: Tensor, *, decimals: int) -> Tensor:
     return (x * scale).round() / scale if decimals > 0 else (x / scale).round() * scale
 
 
-def _with_place(largest: Any, place: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
+def _with_place(largest: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     """What `max` and `min` over a dim return: of the two, most programs use the first alone."""
-    return largest(x, dim, keepdim), place(x, dim, keepdim)
+    return largest(x, dim, keepdim), _place(largest, x, dim, keepdim)
+
+
+def _place(largest: Any, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The least position of the greatest (or least) element, or of the first that is NaN: in fp64
+    where fp32 does not hold all positions."""
+    if dim is None or not x.dim():
+        place = _place(largest, x.reshape(-1), 0)
+        return place.reshape([1] * x.dim()) if keepdim else place
+    size = x.shape[dim]
+    exact = torch.float32 if size <= 2**24 else torch.float64
+    shape = [1] * x.dim()
+    shape[dim] = size
+    at = torch.arange(size, device=x.device).to(exact).reshape(shape)
+    found = (x == largest(x, dim, True)) | (x != x)
+    return torch.where(found, at, float(size)).amin(dim, keepdim).to(torch.int64)
 
 
 def _group_norm(

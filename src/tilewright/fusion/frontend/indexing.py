@@ -6,12 +6,15 @@ comes of one outside the row, for which PyTorch raises, is open.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from tilewright.fusion.frontend.axes import Value
 from tilewright.fusion.frontend.integers import IntegerBuilder
+from tilewright.fusion.frontend.pieces import Pieces
+from tilewright.fusion.frontend.piecewise import Held
 from tilewright.fusion.frontend.steps import Unsupported
 from tilewright.fusion.frontend.trace import arguments_of
 from tilewright.fusion.ir import POINTWISE, REDUCTIONS, Positions
@@ -23,6 +26,10 @@ class IndexBuilder(IntegerBuilder):
 
     def converted(self, value: Value, dtype: str) -> Value:
         """In another dtype."""
+        raise NotImplementedError
+
+    def whole_as(self, arg: Any, dtype: str) -> Held:
+        """An argument of a step in another dtype, in pieces where it was put together of some."""
         raise NotImplementedError
 
     def counted(self, node: Any) -> Value:
@@ -46,11 +53,14 @@ class IndexBuilder(IntegerBuilder):
     def positions(self, count: int, dtype: str, first: int = 0, step: int = 1) -> Value:
         return self.load(0, TensorSpec(dtype, (count,), (step,)), Positions(first))
 
-    def picked(self, node: Any) -> Value:
+    def picked(self, node: Any) -> Held:
         """gather: the same steps of what an index names in each tensor that they read, which is
         added up with zeros in place of other elements."""
         named, dim = self.named(node)
-        alone = self.combine("where", [named, self.float_of(node, "self"), self.number(0.0)])
+        given = self.floats_of(node, "self")
+        if isinstance(given, Pieces):
+            return self.picked_of_pieces(named, given, dim)
+        alone = self.combine("where", [named, given, self.number(0.0)])
         at, whole, _ = self.steps[alone.node].args  # which may run along other axes by now
         along = self.axes.along((alone.dims[dim],))  # of a row of one element nothing
         dims = tuple(() if d == dim else rest for d, rest in enumerate(alone.dims))
@@ -58,6 +68,26 @@ class IndexBuilder(IntegerBuilder):
         if along.isdisjoint(runs):  # not along all that the index does, either
             return Value(whole, tuple(self.axes.along_only(dim, runs) for dim in dims))
         return Value(self.picked_step(whole, at, along), dims)
+
+    def picked_of_pieces(self, named: Value, whole: Pieces, dim: int) -> Held:
+        """All pieces but one add a zero."""
+
+        def total(value: Value) -> Value:
+            along = self.axes.along((value.dims[dim],))
+            dims = tuple(() if d == dim else rest for d, rest in enumerate(value.dims))
+            step = self.steps[value.node]
+            if not along:
+                return Value(value.node, dims)
+            left = self.axes.roots(step.axes) - along
+            return Value(self.add("sum", (value.node,), step.dtype, left), dims)
+
+        def alone(values: list[Value]) -> Value:
+            return self.combine("where", [*values, self.number(0.0)])
+
+        masked = self.of_each(alone, [named, whole], whole.shape)
+        assert isinstance(masked, Pieces)
+        add = functools.partial(self.binary, "add")
+        return self.reduced_by_piece(masked, (dim,), True, total, add)
 
     def picked_step(self, whole: int, at: int, along: frozenset[int]) -> int:
         def axes(*steps: int) -> frozenset[int]:
@@ -97,27 +127,36 @@ class IndexBuilder(IntegerBuilder):
                 return [whole], []
         return read, sorted(computed)
 
-    def put(self, node: Any, name: str) -> Value:
+    def put(self, node: Any, name: str) -> Held:
         """scatter and scatter_add: the element that is named is another one, or grows."""
         given = arguments_of(node)
         if given.get("reduce") is not None:
             raise Unsupported(f"{node.target} with reduce={given['reduce']!r}")
         named, _ = self.named(node)
-        into = self.float_of(node, "self")
+        into = self.floats_of(node, "self")
         if "src" not in given:
-            return self.combine("where", [named, self.number(float(given["value"])), into])
-        src = self.float_of(node, "src")
-        if src.shape != tuple(given["index"].meta["val"].shape):
-            raise Unsupported(f"{node.target} of {list(src.shape)}: slice it to the index's shape")
-        if name == "scatter_add":
-            src = self.binary("add", into, src)
-        return self.combine("where", [named, src, into])
+            src: Held = self.number(float(given["value"]))
+        else:
+            src = self.floats_of(node, "src")
+            if src.shape != tuple(given["index"].meta["val"].shape):
+                told = f"{node.target} of {list(src.shape)}"
+                raise Unsupported(f"{told}: slice it to the index's shape")
 
-    def float_of(self, node: Any, name: str) -> Value:
+        def step(values: list[Value]) -> Value:
+            named, src, into = values
+            if name == "scatter_add":
+                src = self.binary("add", into, src)
+            return self.combine("where", [named, src, into])
+
+        if isinstance(src, Value) and isinstance(into, Value):
+            return step([named, src, into])
+        return self.of_each(step, [named, src, into], into.shape)
+
+    def floats_of(self, node: Any, name: str) -> Held:
         argument = arguments_of(node)[name]
         if not argument.meta["val"].is_floating_point():
             raise Unsupported(f"{node.target} of {argument.meta['val'].dtype}; floats are taken")
-        return self.converted(self.value(argument), self.arithmetic)
+        return self.whole_as(argument, self.arithmetic)
 
     def named(self, node: Any) -> tuple[Value, int]:
         """Where along a dim an index of one element for each row names one, and the dim."""

@@ -80,7 +80,6 @@ _INSTEAD = {
         "of indexing, slices are taken, masks in where, and gather and scatter of one element of "
         "each row",
     ),
-    **dict.fromkeys(("argmax", "argmin"), "max and min differentiate by it; amax and amin do not"),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "of products, (x * y).sum(dim) is taken"),
     **dict.fromkeys(
         ("rand", "rand_like", "randn", "randn_like"),
