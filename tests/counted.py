@@ -52,6 +52,7 @@ BY_LABELS = {
     "hardest": lambda x, labels: (
         x.scatter(-1, labels[:, None], -1e4).max(-1).values - x.gather(-1, labels[:, None])[:, 0]
     ).relu(),
+    "greatest of pieces": lambda x, labels: torch.cat([x[:, 9:], 2 * x[:, :9]], 1).max(0).values,
     "of pieces": lambda x, labels: F.cross_entropy(torch.cat([x[:, 9:], 2 * x[:, :9]], 1), labels),
     "down the pieces": lambda x, labels: (x.roll(1, 0) + 1).gather(
         0, labels[:1].expand(1, x.shape[1])

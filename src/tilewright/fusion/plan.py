@@ -30,9 +30,8 @@ DRAWN_BYTES = 4
 """What keeping a random boolean is reckoned at: it takes a register, and drawing it again a
 quarter of a Philox block."""
 
-MOST_ROUNDED = 0.25
-"""The share of squared deviations, at most, below which what remains of them is taken for rounding:
-the sums of very long rows are not as inexact as their bound."""
+ROUNDINGS = 16
+"""Of squared deviations that are all the rounding of a mean, what sums leave of them at most."""
 
 KEPT, AGAIN = 4096, 128
 """What keeping a value costs, or a byte of it, and an instruction that a later sweep takes again:
@@ -139,7 +138,8 @@ def plan_rows(
         packed: of values that later sweeps use directly, keep widened halves as halves.
     """
     if moments in ("two_pass", "corrected"):
-        graph = expand_moments(graph, moments == "corrected")
+        corrected = moments == "corrected"
+        graph = expand_moments(graph, corrected, means=corrected)
     elif moments in ("merge", "lanes"):
         graph = remove_dead(merge_exponentials(graph))
     row = graph.reduced if row is None else row
@@ -195,49 +195,64 @@ def with_stores_last(plan: Plan) -> Plan:
     return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
 
 
-def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
+def expand_moments(graph: Graph, corrected: bool = False, means: bool = False) -> Graph:
     """Write mean and m2 as sums: m2(x) = sum(d^2) of d = x - mean(x).
 
-    If `corrected`, what was rounded of a mean whose m2 is wanted, too, is added to it: sum(d) / n,
-    which takes sum(d)^2 / n off m2 (Chan, Golub and LeVeque, The American Statistician 37, 1983).
-    Equal values then have deviations of 0, and an m2 of 0.
+    If `corrected`, less sum(d)^2 / n, which is zero but for what was rounded of the mean (Chan,
+    Golub and LeVeque, The American Statistician 37, 1983): equal values have an m2 of 0. If `means`
+    is, too, sum(d) / n is added to the mean: these have deviations of 0. Otherwise m2 is as it is
+    where other steps take deviations from the same mean, as in layer norm: those have its rounding,
+    too, and lose more by it.
     """
     if not any(n.op in ("mean", "m2") for n in graph.nodes):
         return graph
-    spread = {(n.args[0], n.shape) for n in graph.nodes if n.op == "m2"} if corrected else set()
+    spread = {(n.args[0], n.shape) for n in graph.nodes if n.op == "m2"}
+    centred_elsewhere = {
+        n.args[0]
+        for n in graph.nodes
+        if n.op == "sub" and graph.nodes[n.args[1]].op == "mean"
+        and graph.nodes[n.args[1]].args[0] == n.args[0]
+    }  # fmt: skip
 
     def step(r: Rewriter, n: Node, op: str, *args: int, dtype: str | None = None) -> int:
         return r.add(replace(n, op=op, args=args, dtype=dtype or n.dtype, attr=None))
 
+    def times(r: Rewriter, n: Node, i: int, number: float) -> int:
+        return step(r, n, "mul", i, constant(r, n, number))
+
     def constant(r: Rewriter, n: Node, number: float) -> int:
         return r.add(Node("const", (), n.dtype, (1,) * len(n.shape), number))
 
-    def mean(r: Rewriter, i: int, n: Node) -> int:
+    def first_mean(r: Rewriter, i: int, n: Node) -> int:
         total, count = step(r, n, "sum", n.args[0]), graph.count(i)
         if corrected:
-            return step(r, n, "mul", total, constant(r, n, 1.0 / count))
+            return times(r, n, total, 1.0 / count)
         return r.add(replace(n, op="average", args=(total,), attr=count))
 
     def deviations(r: Rewriter, i: int, n: Node) -> int:
-        return step(r, r[n.args[0]], "sub", n.args[0], mean(r, i, n))
+        return step(r, r[n.args[0]], "sub", n.args[0], first_mean(r, i, n))
+
+    def squares(r: Rewriter, i: int, n: Node) -> int:
+        apart = deviations(r, i, n)
+        return step(r, n, "sum", step(r, r[n.args[0]], "mul", apart, apart))
 
     def missed(r: Rewriter, i: int, n: Node) -> tuple[int, int]:
-        """Of the mean, and of the sum: nothing beside infinities, nor where squares overflow."""
+        """Of the mean, and of the sum: what is more than the deviations themselves were rounded by,
+        all of a size alike. Beside infinities, and where squares overflow, nothing is."""
         rest = step(r, n, "sum", deviations(r, i, n))
-        most = constant(r, n, math.sqrt(torch.finfo(DTYPES[n.dtype]).max) / 2)
-        is_small = step(r, n, "lt", step(r, n, "abs", rest), most, dtype="bool")
-        rest = step(r, n, "where", is_small, rest, constant(r, n, 0.0))
-        return step(r, n, "mul", rest, constant(r, n, 1.0 / graph.count(i))), rest
+        excess = step(r, n, "mul", times(r, n, rest, 1.0 / graph.count(i)), rest)
+        least = times(r, n, squares(r, i, n), torch.finfo(DTYPES[n.dtype]).eps ** 2)
+        is_more = step(r, n, "lt", least, excess, dtype="bool")
+        rest = step(r, n, "where", is_more, rest, constant(r, n, 0.0))
+        return times(r, n, rest, 1.0 / graph.count(i)), rest
 
     def m2(r: Rewriter, i: int, n: Node) -> int:
-        """0 where what is left of the squares may be their own rounding."""
-        apart = deviations(r, i, n)
-        squares = step(r, n, "sum", step(r, r[n.args[0]], "mul", apart, apart))
-        if not corrected:
-            return squares
-        found = step(r, n, "sub", squares, step(r, n, "mul", *missed(r, i, n)))
-        share = min(graph.count(i) * torch.finfo(DTYPES[n.dtype]).eps, MOST_ROUNDED)
-        least = step(r, n, "mul", squares, constant(r, n, share))
+        """0 where what is left of the squares may be rounding of their own."""
+        total = squares(r, i, n)
+        if not corrected or (not means and graph.nodes[i].args[0] in centred_elsewhere):
+            return total
+        found = step(r, n, "sub", total, step(r, n, "mul", *missed(r, i, n)))
+        least = times(r, n, total, ROUNDINGS * torch.finfo(DTYPES[n.dtype]).eps)
         is_rounding = step(r, n, "lt", found, least, dtype="bool")
         return step(r, n, "where", is_rounding, constant(r, n, 0.0), found)
 
@@ -245,10 +260,10 @@ def expand_moments(graph: Graph, corrected: bool = False) -> Graph:
         if n.op == "m2":
             return m2(r, i, n)
         if n.op == "mean":
-            first = mean(r, i, n)
-            if (graph.nodes[i].args[0], n.shape) not in spread:
-                return first
-            return step(r, n, "add", first, missed(r, i, n)[0])
+            mean = first_mean(r, i, n)
+            if not means or (graph.nodes[i].args[0], n.shape) not in spread:
+                return mean
+            return step(r, n, "add", mean, missed(r, i, n)[0])
         return None
 
     return remove_dead(merge_common(graph.rewritten(rule)))

@@ -131,6 +131,7 @@ class Kernels:
         adds_across: a kernel whose rows run across the order of memory also adds up along it: every
             block leaves a partial for each element of its rows.
         stores_sums: a kernel stores what it adds up to one partial, where that is an output.
+        corrects_means: what was rounded of a mean is added to it where its m2 is found, too.
     """
 
     across = False
@@ -141,6 +142,7 @@ class Kernels:
     set_rows = 0
     adds_across = False
     stores_sums = True
+    corrects_means = True
 
     def __init__(self, splits: int = 1):
         self.splits = splits

@@ -62,7 +62,7 @@ def cut(
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
-    in_sums = expand_moments(graph, corrected=True)
+    in_sums = expand_moments(graph, corrected=True, means=kernels.corrects_means)
     if not split_rows:
         return _Cutter(in_sums, kernels, _rows_of_fewest_passes(graph, kernels)).run(split_rows)
     program = _Cutter(in_sums, kernels).run(split_rows)
@@ -73,7 +73,7 @@ def cut(
 @remembered
 def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
     """Which row each kernel walks: what gets most done now may leave more for later."""
-    in_sums = expand_moments(graph, corrected=True)
+    in_sums = expand_moments(graph, corrected=True, means=kernels.corrects_means)
     best: tuple[int, ...] = ()
     rows: list[int] = []
     fewest = most = math.inf

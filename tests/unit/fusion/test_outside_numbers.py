@@ -229,3 +229,19 @@ def test_a_number_with_the_name_of_a_seed_is_refused():
     seed = 3
     with pytest.raises(InvalidArgument, match="'seed' from outside"):
         tw.fuse(lambda x: x * seed, name="seeded")
+
+
+WORD = "a_word_numbered_3"
+
+
+def by_a_word(x):
+    return x * 2 if WORD == "a_word_numbered_3" else x * 3
+
+
+def test_words_that_read_as_those_of_objects_are_words(monkeypatch):
+    x = torch.ones(3, requires_grad=True)
+    out = tw.fuse(by_a_word, name="by_a_word")(x)
+    monkeypatch.setitem(globals(), "WORD", "another")
+    assert torch.equal(out, 2 * x)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(grad, torch.full((3,), 2.0))

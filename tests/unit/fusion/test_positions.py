@@ -11,7 +11,7 @@ from counted import BY_LABELS, WITH_POSITIONS
 from on_targets import TARGETS, executable
 from tilewright.device import DEVICES
 from tilewright.dispatch.functions.fuse import fuse
-from tilewright.errors import NoImplementation
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
@@ -195,6 +195,11 @@ def test_of_equals_the_first_is_the_place_of_the_greatest(name, target, dtype):
     pairs = zip(found, right, strict=True) if isinstance(right, tuple) else [(found, right)]
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_places_of_booleans_are_refused_as_by_pytorch():
+    with pytest.raises(InvalidArgument, match=r"argmax\(\) does not support bool input"):
+        tw.fuse(lambda x: x.argmax(-1), name="counted")(torch.ones(3, 4, dtype=torch.bool))
 
 
 def test_gradients_of_the_greatest_go_to_the_first_of_equals():

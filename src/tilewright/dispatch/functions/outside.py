@@ -75,12 +75,12 @@ class Outside:
 
     def _as_argument(self, name: str, value: Any) -> Any:
         """As a workload has it: a number of numpy is one of Python, another object is numbered."""
-        if type(value) in (bool, int, str):
+        if type(value) in (bool, int) or (type(value) is str and not _TOLD.fullmatch(value)):
             return value
         if isinstance(value, Real):
             return int(value) if isinstance(value, Integral) else _Fixed(value)
-        if isinstance(value, str):
-            return str(value)
+        if isinstance(value, str) and type(value) is not str:
+            return self._as_argument(name, str(value))
         if value is None or value is _EMPTY or name in self._later:
             return None
         return self._numbered(value)
@@ -100,14 +100,15 @@ class Outside:
 
     def _object(self, name: str, value: Any) -> Any:
         """What a workload has for it."""
-        found = self._others.get(value, value) if type(value) is str else value
-        if type(found) is str and _TOLD.fullmatch(found):
+        if type(value) is not str or not _TOLD.fullmatch(value):
+            return value
+        if value not in self._others:
             raise InvalidArgument(
-                f"{self.function.__name__}: {name}={found} is an object of another process, or one "
+                f"{self.function.__name__}: {name}={value} is an object of another process, or one "
                 f"before the last {MOST_OBJECTS} that {name} and others have been; pass it as an "
                 "argument"
             )
-        return found
+        return self._others[value]
 
     def bound(self, values: Mapping[str, Any]) -> Callable[..., Any]:
         """The function where its numbers are these."""

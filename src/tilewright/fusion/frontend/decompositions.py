@@ -39,7 +39,7 @@ def decompositions() -> dict[Any, Any]:
     found = {**core_aten_decompositions(), **get_decompositions(wanted)}
     for largest, name in ((torch.amax, "max"), (torch.amin, "min")):
         found[getattr(aten, name).dim] = functools.partial(_with_place, largest)
-        found[getattr(aten, f"arg{name}").default] = functools.partial(_place, largest)
+        found[getattr(aten, f"arg{name}").default] = functools.partial(_only_place, largest)
     found[aten.hardshrink_backward.default] = _shrink_backward
     found[aten.softshrink_backward.default] = _shrink_backward
     found[aten.elu_backward.default] = _elu_backward
@@ -144,6 +144,12 @@ def _round_decimals(x: Tensor, *, decimals: int) -> Tensor:
 def _with_place(largest: Any, x: Any, dim: int, keepdim: bool = False) -> Any:
     """What `max` and `min` over a dim return: of the two, most programs use the first alone."""
     return largest(x, dim, keepdim), _place(largest, x, dim, keepdim)
+
+
+def _only_place(largest: Any, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    if x.dtype == torch.bool:  # PyTorch's kernels refuse it, behind this
+        raise RuntimeError(f"arg{largest.__name__[1:]}() does not support bool input")
+    return _place(largest, x, dim, keepdim)
 
 
 def _place(largest: Any, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:

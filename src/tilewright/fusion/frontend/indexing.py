@@ -28,8 +28,12 @@ class IndexBuilder(IntegerBuilder):
         """In another dtype."""
         raise NotImplementedError
 
+    def whole(self, arg: Any) -> Held:
+        """An argument of a step, in pieces where it was put together of some."""
+        raise NotImplementedError
+
     def whole_as(self, arg: Any, dtype: str) -> Held:
-        """An argument of a step in another dtype, in pieces where it was put together of some."""
+        """The same in another dtype."""
         raise NotImplementedError
 
     def counted(self, node: Any) -> Value:
@@ -58,7 +62,7 @@ class IndexBuilder(IntegerBuilder):
         added up with zeros in place of other elements."""
         named, dim = self.named(node)
         given = self.floats_of(node, "self")
-        if isinstance(given, Pieces):
+        if isinstance(given, Pieces) or isinstance(named, Pieces):
             return self.picked_of_pieces(named, given, dim)
         alone = self.combine("where", [named, given, self.number(0.0)])
         at, whole, _ = self.steps[alone.node].args  # which may run along other axes by now
@@ -69,7 +73,7 @@ class IndexBuilder(IntegerBuilder):
             return Value(whole, tuple(self.axes.along_only(dim, runs) for dim in dims))
         return Value(self.picked_step(whole, at, along), dims)
 
-    def picked_of_pieces(self, named: Value, whole: Pieces, dim: int) -> Held:
+    def picked_of_pieces(self, named: Held, whole: Held, dim: int) -> Held:
         """All pieces but one add a zero."""
 
         def total(value: Value) -> Value:
@@ -85,7 +89,8 @@ class IndexBuilder(IntegerBuilder):
             return self.combine("where", [*values, self.number(0.0)])
 
         masked = self.of_each(alone, [named, whole], whole.shape)
-        assert isinstance(masked, Pieces)
+        if isinstance(masked, Value):
+            return total(masked)
         add = functools.partial(self.binary, "add")
         return self.reduced_by_piece(masked, (dim,), True, total, add)
 
@@ -148,7 +153,7 @@ class IndexBuilder(IntegerBuilder):
                 src = self.binary("add", into, src)
             return self.combine("where", [named, src, into])
 
-        if isinstance(src, Value) and isinstance(into, Value):
+        if isinstance(named, Value) and isinstance(src, Value) and isinstance(into, Value):
             return step([named, src, into])
         return self.of_each(step, [named, src, into], into.shape)
 
@@ -158,7 +163,7 @@ class IndexBuilder(IntegerBuilder):
             raise Unsupported(f"{node.target} of {argument.meta['val'].dtype}; floats are taken")
         return self.whole_as(argument, self.arithmetic)
 
-    def named(self, node: Any) -> tuple[Value, int]:
+    def named(self, node: Any) -> tuple[Held, int]:
         """Where along a dim an index of one element for each row names one, and the dim."""
         given = arguments_of(node)
         shape, index = (tuple(given[n].meta["val"].shape) for n in ("self", "index"))
@@ -168,11 +173,15 @@ class IndexBuilder(IntegerBuilder):
                 f"{node.target} by an index of {list(index)} along dim {dim} of {list(shape)}; one "
                 "element of each row is taken"
             )
-        value = self.within(self.integer(self.value(given["index"]), "i64"), shape[dim])
+        index_of = self.mapped(
+            self.whole(given["index"]), lambda v: self.within(self.integer(v, "i64"), shape[dim])
+        )
         along = [n if d == dim else 1 for d, n in enumerate(shape)]
         positions = self.regrouped(self.positions(shape[dim], "i32"), along)
         assert isinstance(positions, Value)
-        return self.combine("eq", [value, positions]), dim
+        if isinstance(index_of, Value):
+            return self.combine("eq", [index_of, positions]), dim
+        return self.of_each(lambda v: self.combine("eq", v), [index_of, positions], shape), dim
 
     def within(self, index: Value, size: int) -> Value:
         """In 32 bits, which take half the steps to compare; -1 where it names no element."""

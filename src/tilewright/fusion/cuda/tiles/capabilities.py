@@ -65,6 +65,7 @@ class TileKernels(Kernels):
     """
 
     across = True
+    corrects_means = False  # which takes a sum more in each walk
     most_joined = MOST_JOINED
 
     def __init__(
