@@ -48,7 +48,7 @@ BY_LABELS = {
     "of columns": lambda x, labels: (x * x.sum(0)).gather(-1, labels[:, None]),
     "down the columns": lambda x, labels: x.exp().gather(0, labels[:1].expand(1, x.shape[1])),
     "greatest": lambda x, labels: x.max(-1).values,
-    "least of columns": lambda x, labels: torch.min(x, 0),
+    "least of columns": lambda x, labels: torch.min(x, 0).values,
     "hardest": lambda x, labels: (
         x.scatter(-1, labels[:, None], -1e4).max(-1).values - x.gather(-1, labels[:, None])[:, 0]
     ).relu(),
