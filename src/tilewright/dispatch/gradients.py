@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.dispatch import evidence, selection
 from tilewright.dispatch.functions.operator import backward_operator
-from tilewright.dispatch.prepared import state
+from tilewright.dispatch.prepared import place_of, state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.families import outputs_of
@@ -178,7 +178,8 @@ def generated_backward(op: Op, bound: Mapping[str, Any]) -> Way | None:
             float if n in op.scalars and isinstance(v, float) else description(v)
             for n, v in bound.items()
         ]
-        key = (op.name, state.generation, torch.get_num_threads(), *bound, *described)
+        place = next((place_of(v.device) for v in bound.values() if isinstance(v, Tensor)), None)
+        key = (op.name, state.generation, place, *bound, *described)
         found = _found.get(key)
     except RuntimeError:  # no strides, or a dtype that no kernel takes
         return None

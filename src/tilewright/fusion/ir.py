@@ -38,6 +38,7 @@ POINTWISE = (
     *("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "log10"),
     *("where", "average"),
 )
+"""`average` divides a sum by the number of its elements (attr), and rounds once."""
 CONTINUOUS = (
     *("add", "sub", "mul", "div", "neg", "abs", "maximum", "minimum", "where", "cast", "broadcast"),
     *("exp", "quick_exp", "raised_exp", "shifted_exp", "tanh"),

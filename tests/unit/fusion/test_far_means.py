@@ -105,11 +105,17 @@ def test_values_that_are_nearly_equal_have_the_variance_that_they_have(kind, n, 
 
 @pytest.mark.parametrize("n", [3, 37, 999, 5140, 50000, 262147])
 @pytest.mark.parametrize("value", [1000.1, 0.1, -3300.7, 123456.789])
-def test_equal_values_have_no_variance(value, n):
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.var(-1), x - x.mean(-1, keepdim=True)),
+        lambda x: (x.var(-1), x.std(0), x.var(), x - x.mean(-1, keepdim=True)),
+    ],
+    ids=["rows", "several kernels"],
+)
+def test_equal_values_have_no_variance(function, value, n):
     x = torch.full((5, n), value)
-    fused = fuse(
-        lambda x: (x.var(-1), x.std(0), x.var(), x - x.mean(-1, keepdim=True)), name="spread"
-    )
+    fused = fuse(function, name="spread")
     with use("fused"):
         for found in fused(x):
             assert torch.equal(found, torch.zeros_like(found))

@@ -174,7 +174,7 @@ def _kept(loops: Loops, keep: str) -> list[frozenset[int]]:
     for phase in loops.plan.phases:
         found: set[int] = set()
         for i in phase.carried_out if keep != "nothing" else ():
-            if i in earlier:
+            if i in earlier:  # where it is kept, it stays
                 found.add(i)
                 continue
             steps = [k for k in needed_in(graph, {i}, earlier) if loops.plan.inner[k]]

@@ -230,9 +230,10 @@ class Joining(Walking):
             return
         if not join:
             number = kind.removeprefix("Moments<").removesuffix(">")
-            inverse = f"({number}){self.plan.width}, ({number})(1.0 / {self.plan.width})"
+            size = self.plan.width
+            counted = f"({number}){size}, ({number})(1.0 / {size})"
             how = f"{SHARES}, {count}, {width}"
-            self.line(f"{name}[r] = join_moments<{how}>({source}, {inverse});")
+            self.line(f"{name}[r] = join_moments<{how}>({source}, {counted});")
             return
         if count <= 8:
             self.line(f"{name}[r] = {source}[0];")
