@@ -36,6 +36,8 @@ from tilewright.fusion.ways import Hopeless, Met, Row, Way
 from tilewright.tensor_spec import TensorSpec, contiguous_strides
 
 TEMPORARY_ALIGN = 16
+LITTLE = 16
+"""Times fewer elements than a kernel walks: sums over them are no pass that counts."""
 MOST_TRIED = 1000
 """Programs, of which few are ever made: they are given up with the pass that is too many."""
 
@@ -194,6 +196,7 @@ class _Cutter:
             self.awaited |= {crossing[i].buffer: self.needs(i) for i in across}
             divided = self.joined_by_row(sums, row) if by_row else self.divide(sums)
             known = {**known, **crossing, **divided}
+            remaining, known = self.small_sums(remaining, known, added)
             remaining, known = self.combine(remaining, known, added)
             if self.kernels.joins_apart:
                 remaining, known = self.join_apart(remaining, known)
@@ -452,6 +455,32 @@ class _Cutter:
             whole |= joined
             self.awaited |= {k.buffer: self.needs(i) for i, k in whole.items()}
             known = {**known, **whole}
+        return remaining, known
+
+    def small_sums(
+        self, remaining: list[int], known: dict[int, Known], added: Sequence[int]
+    ) -> tuple[list[int], dict[int, Known]]:
+        """Kernels for sums over little, which outputs need beside those that were just added up: so
+        that one kernel puts partials together and computes what follows from both."""
+        nodes, most = self.graph.nodes, math.prod(self.segments[-1].graph.space) // LITTLE
+        outputs = [k for k in remaining if not {*added}.isdisjoint(self.needed([k], known))]
+        at_hand, little = set[int](), dict[tuple[int, ...], list[int]]()
+        for i in self.needed(outputs, known):
+            if i in added or not (i in known or at_hand.issuperset(nodes[i].args)):
+                continue
+            if i in known or nodes[i].op not in REDUCTIONS:
+                at_hand.add(i)
+            elif math.prod(space := ancestor_space(self.graph, i)) <= most:
+                little.setdefault(space, []).append(i)
+        for sums in little.values():
+            needed = ancestors(self.graph, sums, known)
+            self.lane = main_axis(self.graph, needed)
+            found = [i for i in self.walks.reach((), needed, known)[1] if i in sums]
+            if found:
+                here = {i: self.temporary(i) for i in found}
+                reason = self.at(found[0], "it reads other dims than the kernels before")
+                self.add(_kept(here), known, (), reason)
+                remaining, known = self.combine(remaining, {**known, **self.divide(here)}, found)
         return remaining, known
 
     def places_in(self, outputs: list[int], whole: dict[int, Known]) -> dict[int, Known]:

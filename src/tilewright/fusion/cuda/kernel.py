@@ -208,8 +208,10 @@ class Kernel:
             f"{TYPES[a.dtype]}* __restrict__ out{k}" for k, (_, a) in enumerate(self.graph.outputs)
         ]
         named.append("i64 count")
-        named += self.extent_parameters()
-        return named + [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+        return [*named, *self.extent_parameters(), *self.scalar_parameters()]
+
+    def scalar_parameters(self) -> list[str]:
+        return [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
 
     def extent_parameters(self) -> list[str]:
         return [f"{self.kind_of_extent(name)} {name}" for name in self.extents]

@@ -1,7 +1,7 @@
 """A graph that takes several kernels on a GPU: how it is cut, and what kind each kernel is.
 
-Kernels follow one another in a stream. Those that put partials of results together are one launch:
-a range of its blocks for each result. It starts while the kernel before it ends.
+Kernels follow one another in a stream, or are one launch where they need nothing of one another:
+see launches.py.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def joins_alone(program: Program) -> bool:
     one launch."""
     first, *others = program.segments
     joining = all(is_joining(program, k) for k in range(1, len(program.segments)))
-    if not first.added() or len(launches(program)) > 2 or not joining:
+    if not first.added() or len(levels(program)) > 2 or not joining:
         return False
     partials = {first.writes[k] for k in first.added()}
     known = {*partials, *range(program.inputs)}
@@ -192,17 +192,17 @@ def tiles_of(program: Program, k: int, config: Schedule) -> Tiles:
     return Tiles(area, fitted(config if isinstance(config, TileSchedule) else TileSchedule(), area))
 
 
-def launches(program: Program) -> list[list[int]]:
-    """Segments by launch: kernels that put partials together and need nothing of one another."""
-    groups: list[list[int]] = []
+def levels(program: Program) -> list[list[int]]:
+    """Segments that need nothing of one another, by how many must have ended before."""
+    writers = {b: k for k, segment in enumerate(program.segments) for b in segment.writes}
+    found: list[list[int]] = []
+    level: dict[int, int] = {}
     for k, segment in enumerate(program.segments):
-        together = groups and is_joining(program, k) and is_joining(program, groups[-1][0])
-        written = {b for j in groups[-1] for b in program.segments[j].writes} if together else set()
-        if together and not written & set(segment.reads):
-            groups[-1].append(k)
-        else:
-            groups.append([k])
-    return groups
+        before = [level[writers[b]] for b in segment.reads if b in writers]
+        level[k] = max(before, default=-1) + 1
+        found += [[]] * (level[k] == len(found))
+        found[level[k]] = [*found[level[k]], k]
+    return found
 
 
 def gathers(config: Schedule) -> bool:
@@ -213,21 +213,3 @@ def gathers(config: Schedule) -> bool:
 def meets(config: Schedule) -> TypeGuard[TileSchedule]:
     """Whether blocks of the main kernel wait for one another."""
     return isinstance(config, TileSchedule) and config.combine == "grid"
-
-
-def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
-    """One line for each kernel, and which of them are one launch."""
-    program = program_of(graph, config, device)
-    lines = program.describe()
-    if meets(config):
-        meetings = main_area(program).meetings
-        lines[main_kernel(program)] += (
-            f"; {config.splits} blocks share a walk, and meet {meetings} times"
-        )
-    for k, segment in enumerate(program.segments):
-        if adds_columns(segment):
-            lines[k] += " (and a launch that joins what its blocks summed over rows)"
-    for group in launches(program):
-        for k in group if gathers(config) and group[0] else group[1:]:
-            lines[k] += f" (in one launch with kernel {0 if gathers(config) else group[0]})"
-    return lines

@@ -53,6 +53,7 @@ class Stage:
         meetings: how often blocks of a tile kernel wait for one another: all must run at once.
         finishes: it joins the partial results of all blocks, or clusters, of the launch before it,
             and is told how many those are.
+        overlaps: it may begin before the launch before it has ended, which it waits for.
     """
 
     entry: str
@@ -68,6 +69,7 @@ class Stage:
     finishes: bool = False
     samples: int = 1
     meetings: int = 0
+    overlaps: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -184,7 +186,7 @@ def column_stages(
         Stage(
             last, (partials, *given), finish.signature,
             blocks=finish.blocks, block_threads=finish.block_threads, finishes=True,
-            samples=launch.samples,
+            samples=launch.samples, overlaps=True,
         ),
     ]  # fmt: skip
     elements = most // launch.cluster * launch.samples * launch.partials

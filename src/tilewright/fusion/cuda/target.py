@@ -14,7 +14,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import program_schedules, program_source, programs
+from tilewright.fusion.cuda import launches, program_schedules, program_source
 from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude_of
@@ -132,7 +132,7 @@ def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
 def describe(graph: Graph, config: Any, device: DeviceSpec) -> list[str]:
     rows = one_pass(graph, device)
     if rows is None:
-        return programs.describe(graph, config, device)
+        return launches.describe(graph, config, device)
     sets = ", ".join(str(list(axes)) for axes in graph.reduction_sets)
     reduced = f", reduces axes {sets}" if sets else ""
     lines = [f"kernel 0: space {list(graph.space)}{reduced}"]
@@ -461,7 +461,6 @@ class ProgramKernels(Kernels):
         found, clusters = [], 0
         for stage, kernel in self.stages:
             shape, blocks, cluster = stage.launch, stage.blocks, 1
-            awaits = shape is None and stage.entry != ENTRY and not stage.meetings
             if shape:
                 blocks = _blocks(shape, stage.count, kernel, device_index)
                 cluster = shape.cluster
@@ -473,7 +472,7 @@ class ProgramKernels(Kernels):
                 cluster,
                 stream,
                 cooperative=stage.meetings > 0,
-                overlapping=awaits and overlaps(device_index),
+                overlapping=stage.overlaps and overlaps(device_index),
             )
             rows = (stage.count,) if shape else ()
             words = shape.counters if shape else stage.counters

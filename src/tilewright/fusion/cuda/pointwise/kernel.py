@@ -39,37 +39,48 @@ class PointwiseKernel(Kernel):
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s
+        step, body = self.functions("blockIdx.x")
+        bounds = launch_bounds(s.block_threads, 1, s.max_registers)
+        parameters = ", ".join(self.parameters_of_kernel())
+        head = f'extern "C" __global__ void {bounds} {self.entry}({parameters}) {{'
+        self.lines = [*step, head, *body]
+        extents = tuple(self.extents.values())
+        launch = Launch(s.block_threads, self.per_block, 0, 1, self.signature(), extents=extents)
+        return self.source(""), launch
+
+    def emit_part(self) -> str:
+        """A device function of the number of its block, and of what the kernel is given."""
+        step, body = self.functions("block")
+        parameters = ", ".join(["u32 block", *self.parameters_of_kernel()])
+        head = f"TW_DEVICE void {self.entry}({parameters}) {{"
+        return "\n".join([*step, head, *body, "}", ""])
+
+    @property
+    def per_block(self) -> int:
+        return self.s.block_threads * self.s.vector * self.s.vectors_per_thread
+
+    def functions(self, block: str) -> tuple[list[str], list[str]]:
+        """What takes vectors of either width, and what a block does of them."""
+        s, per_block, steps = self.s, self.per_block, f"{self.entry}_step"
         self.step()
         self.find_extents()
-        arguments = ", ".join(p.split()[-1].replace("*", "") for p in self.parameters_of_kernel())
-        body = self.lines
-        self.lines, self.depth = [], 1
-        per_block = s.block_threads * s.vector * s.vectors_per_thread
-        self.line(f"const i64 first = (i64)blockIdx.x * {per_block};")
+        parameters = self.parameters_of_kernel()
+        arguments = ", ".join(p.split()[-1].replace("*", "") for p in parameters)
+        step, self.lines, self.depth = self.lines, [], 1
+        self.line(f"const i64 first = (i64){block} * {per_block};")
         self.line(f"const i64 whole = count / {s.vector};")
         self.line(
-            f"step<{s.vector}, {s.vectors_per_thread}, true>"
+            f"{steps}<{s.vector}, {s.vectors_per_thread}, true>"
             f"(first / {s.vector} + threadIdx.x, whole, {arguments});"
         )
         if self.tailed and s.vector > 1:
             self.line(f"const i64 rest = whole * {s.vector} + threadIdx.x;")
-            self.open("if (blockIdx.x == gridDim.x - 1 && rest < count)")
-            self.line(f"step<1, 1, false>(rest, count, {arguments});")
+            self.open(f"if (first + {per_block} >= count && rest < count)")
+            self.line(f"{steps}<1, 1, false>(rest, count, {arguments});")
             self.close()
-        kernel = self.lines
-        bounds = launch_bounds(s.block_threads, 1, s.max_registers)
-        template = "template <int V, int TURNS, bool WIDE> TW_DEVICE void step("
-        self.lines = [
-            template + ", ".join(["i64 start", "i64 limit", *self.parameters_of_kernel()]) + ") {",
-            *body,
-            "}",
-            f'extern "C" __global__ void {bounds} {self.entry}('
-            + ", ".join(self.parameters_of_kernel()) + ") {",
-            *kernel,
-        ]  # fmt: skip
-        extents = tuple(self.extents.values())
-        launch = Launch(s.block_threads, per_block, 0, 1, self.signature(), extents=extents)
-        return self.source(""), launch
+        template = f"template <int V, int TURNS, bool WIDE> TW_DEVICE void {steps}("
+        head = template + ", ".join(["i64 start", "i64 limit", *parameters]) + ") {"
+        return [head, *step, "}"], self.lines
 
     def step(self) -> None:
         """Loads of every turn first, so that they are in flight together; then the arithmetic."""

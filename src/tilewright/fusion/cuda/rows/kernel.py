@@ -18,6 +18,37 @@ class RowKernel(Moments, Residents):
 
     def emit(self) -> tuple[str, Launch]:
         s = self.s
+        self.body()
+        bounds = launch_bounds(s.block_threads, s.min_blocks, s.max_registers)
+        cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
+        parameters = ", ".join(self.parameters_of_kernel())
+        head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters}) {{'
+        launch = Launch(
+            s.block_threads,
+            s.rows_per_block * s.rows_per_thread,
+            self.dynamic_bytes,
+            s.cluster,
+            self.signature(),
+            persistent=self.persistent,
+            counters=self.counters,
+            extents=tuple(self.extents.values()),
+            blocks_per_row=s.blocks_per_row,
+        )
+        return self.source(head), launch
+
+    def emit_part(self) -> str:
+        """A device function of the number of its block, and of what the kernel is given."""
+        assert not self.persistent, self.s
+        assert self.s.row_blocks == 1, self.s
+        self.number = "number"
+        self.body()
+        assert not self.dynamic_bytes, self.s
+        parameters = ", ".join(["u32 number", *self.parameters_of_kernel()])
+        return "\n".join([f"TW_DEVICE void {self.entry}({parameters}) {{", *self.lines, "}", ""])
+
+    def body(self) -> None:
+        """All lines of the body."""
+        s = self.s
         self.declare_generated(range(len(self.graph.inputs)))
         self.place()
         self.prepare_joining()
@@ -35,24 +66,8 @@ class RowKernel(Moments, Residents):
         if self.persistent:
             self.close_walk()
             self.after_rows()
-        bounds = launch_bounds(s.block_threads, s.min_blocks, s.max_registers)
         self.find_extents()
-        cluster = f"__cluster_dims__({s.cluster}, 1, 1) " if s.cluster > 1 else ""
-        parameters = ", ".join(self.parameters_of_kernel())
-        head = f'extern "C" __global__ void {cluster}{bounds} {self.entry}({parameters}) {{'
-        launch = Launch(
-            s.block_threads,
-            s.rows_per_block * s.rows_per_thread,
-            self.dynamic_bytes,
-            s.cluster,
-            self.signature(),
-            persistent=self.persistent,
-            counters=self.counters,
-            extents=tuple(self.extents.values()),
-            blocks_per_row=s.blocks_per_row,
-        )
         self.lines = [f"  {text}" for text in self.shared] + self.lines
-        return self.source(head), launch
 
     def expression(self, n: Node, operands: list[str], vector: str | None) -> str:
         """Reciprocals of a vector at once, which hides the time of each where threads are few.

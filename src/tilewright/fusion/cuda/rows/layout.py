@@ -46,6 +46,8 @@ class RowLayout(Kernel):
         """Per node that holds one value per row: its expression."""
         self.shared: list[str] = []
         self.dynamic_bytes = 0
+        self.number = "blockIdx.x"
+        """Of the block."""
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -67,7 +69,7 @@ class RowLayout(Kernel):
             self.line(f"const i64 block = blockIdx.x / {s.blocks_per_row};")
             of_row = f"(rank * {s.row_threads} + lane)"
         else:
-            self.line("const i64 block = blockIdx.x;")
+            self.line(f"const i64 block = {self.number};")
             of_row = "lane"
         if s.contiguous:
             of_row = f"{of_row} / {WARP} * {WARP * self.turns} + lane % {WARP}"

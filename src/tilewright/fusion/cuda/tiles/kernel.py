@@ -40,10 +40,7 @@ class TileKernel(TileSweeps):
 
     def numbers(self) -> list[str]:
         """What the function is given behind its tensors, in order."""
-        return [*self.extent_parameters(), *self.scalars()]
-
-    def scalars(self) -> list[str]:
-        return [f"{TYPES[d]} scalar{i}" for i, d in enumerate(self.graph.scalars)]
+        return [*self.extent_parameters(), *self.scalar_parameters()]
 
     # ---- where a thread is ---------------------------------------------------------------------
 

@@ -243,8 +243,8 @@ def fitted(s: TileSchedule, area: Area) -> TileSchedule:
         return TileSchedule(vector, WARP, shares, turns, min(s.unroll, turns), sizes=s.sizes)
     lanes = min(s.lanes, _power_above(area.width / vector))
     steps = _power_above(area.steps)
-    splits = min(s.splits, max(steps // 2, 1)) if area.divides else 1
-    shares = max(min(s.shares, max(steps // splits, 1)), WARP // lanes)
+    shares = max(min(s.shares, steps), WARP // lanes)
+    splits = min(s.splits, max(steps // shares, 1)) if area.divides else 1
     unroll = max(min(s.unroll, steps // splits // shares), 1)
     tried = TileSchedule(
         vector, lanes, shares, turns, unroll, splits, s.storage, s.stream_loads, sizes=s.sizes

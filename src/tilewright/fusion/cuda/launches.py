@@ -1,0 +1,131 @@
+"""Which kernels of a program are one launch, side by side: a range of its blocks for each.
+
+Those that put partials of results together are, and start while the kernel before them ends. So are
+kernels that walk, where one needs nothing of the other and is much the smaller: the first and the
+last tokens of a sequence beside all others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilewright.device import MAX_GRID, DeviceSpec
+from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, pointwise_heuristic
+from tilewright.fusion.cuda.programs import (
+    gathers,
+    is_joining,
+    kind_of,
+    levels,
+    main_area,
+    main_kernel,
+    meets,
+    program_of,
+    tiles_of,
+)
+from tilewright.fusion.cuda.rows.heuristics import row_heuristic
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.cuda.rows.space import row_space
+from tilewright.fusion.cuda.stages import Schedule, adds_columns, rows_last
+from tilewright.fusion.ir import Graph
+from tilewright.fusion.program import Program
+
+SMALLER = 4
+"""Times, at least: kernels of a size keep the registers that suit each."""
+
+
+def launches(program: Program, config: Schedule, device: DeviceSpec) -> list[list[int]]:
+    """Segments by launch; the first of each decides how many threads a block has."""
+    main, found = main_kernel(program), list[list[int]]()
+    for level in levels(program):
+        joins = [k for k in level if is_joining(program, k)]
+        groups, rest = [joins] if joins else [], [k for k in level if k not in joins]
+        rest.sort(key=lambda k: (k == main, _elements(program, k)), reverse=True)
+        while rest:
+            leader, *others = rest
+            threads = _led_threads(program, leader, config, device)
+            beside = [
+                k for k in others
+                if threads and _is_smaller(program, k, leader)
+                and schedule_of(program, k, config, device, threads) is not None
+            ]  # fmt: skip
+            groups.append([leader, *sorted(beside)])
+            rest = [k for k in others if k not in beside]
+        found += sorted(groups, key=min)
+    return found
+
+
+def schedule_of(
+    program: Program, k: int, config: Schedule, device: DeviceSpec, threads: int = 0
+) -> Schedule | None:
+    """Of segment `k`, which walks; with blocks of so many threads, if there is one."""
+    segment, own = program.segments[k], config if k == main_kernel(program) else None
+    match kind_of(program, k):
+        case "pointwise":
+            fits = isinstance(own, PointwiseSchedule)
+            points = own if fits else pointwise_heuristic(segment.graph, device)
+            assert isinstance(points, PointwiseSchedule)
+            return replace(points, block_threads=threads or points.block_threads)
+        case "tile":
+            tiles = tiles_of(program, k, config)
+            return tiles.s if threads in (0, tiles.s.block_threads) else None
+        case "rows":
+            rows = rows_last(segment.graph)
+            found = own if isinstance(own, RowSchedule) else row_heuristic(rows, device)
+            assert isinstance(found, RowSchedule), rows
+            if not threads:
+                return found
+            groups = max(threads // found.row_threads, 1)
+            found = replace(found, rows_per_block=groups)
+            fits = found.block_threads == threads and found in row_space(rows, device)
+            return found if fits and _is_plain(found) else None
+    return None
+
+
+def _led_threads(program: Program, k: int, config: Schedule, device: DeviceSpec) -> int:
+    """Of a block of a launch that segment `k` leads; 0 where it has its launch to itself."""
+    if (k == main_kernel(program) and meets(config)) or adds_columns(program.segments[k]):
+        return 0
+    found = schedule_of(program, k, config, device)
+    if isinstance(found, RowSchedule) and not _is_plain(found):
+        return 0
+    return found.block_threads if found else 0
+
+
+def _is_plain(s: RowSchedule) -> bool:
+    """Whether blocks know their rows by their number alone, and share memory of a size that the
+    source declares."""
+    alone = s.cluster == 1 and s.blocks_per_row == 1 and not s.persistent
+    return alone and s.storage != "shared"
+
+
+def _is_smaller(program: Program, k: int, leader: int) -> bool:
+    """Whether a kernel is so small beside the one that leads, or as plain: steps alone want the
+    same of a device."""
+    several = [_elements(program, k), _elements(program, leader)]
+    if math.fsum(several) > MAX_GRID:  # as many blocks, at most
+        return False
+    plain = {kind_of(program, k), kind_of(program, leader)} == {"pointwise"}
+    return plain or several[0] * SMALLER <= several[1]
+
+
+def _elements(program: Program, k: int) -> int:
+    return math.prod(program.segments[k].graph.space)
+
+
+def describe(graph: Graph, config: Schedule, device: DeviceSpec) -> list[str]:
+    """One line for each kernel, and which of them are one launch."""
+    program = program_of(graph, config, device)
+    lines = program.describe()
+    if meets(config):
+        meetings = main_area(program).meetings
+        lines[main_kernel(program)] += (
+            f"; {config.splits} blocks share a walk, and meet {meetings} times"
+        )
+    for k, segment in enumerate(program.segments):
+        if adds_columns(segment):
+            lines[k] += " (and a launch that joins what its blocks summed over rows)"
+    for group in launches(program, config, device):
+        for k in group if gathers(config) and group[0] else group[1:]:
+            lines[k] += f" (in one launch with kernel {0 if gathers(config) else group[0]})"
+    return lines

@@ -1,0 +1,159 @@
+"""Kernels side by side in one launch: which are, and that each computes what it does alone."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from emulated import Emulated
+from random_graphs import gradients_of
+from tilewright.compile.cache import compiled
+from tilewright.device import DEVICES
+from tilewright.dispatch.functions.fuse import fuse
+from tilewright.fusion.cuda import launches, program_source, programs, target
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
+from tilewright.op import Workload
+
+H200, CPU = DEVICES["h200"], torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("forgets_functions")
+
+
+def token_shift(x, mix):
+    before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    return x + (before - x) * mix
+
+
+def shift_of_norm(x, w, mix):
+    x = F.layer_norm(x, x.shape[-1:], w)
+    return x + (F.pad(x, (0, 0, 1, -1)) - x) * mix
+
+
+def short_convolution(x, w):
+    padded = F.pad(x, (0, 0, 3, 0))
+    return F.silu(sum(padded[:, i : i + x.shape[1]] * w[i] for i in range(4)))
+
+
+def rolled(x):
+    return x + torch.roll(x, 1, 1)
+
+
+def variation(x):
+    return (x[:, 1:] - x[:, :-1]).abs().sum()
+
+
+def two_norms(x, y, w, v):
+    return F.rms_norm(x, x.shape[-1:], w), F.rms_norm(y, y.shape[-1:], v)
+
+
+def blurred(x):
+    padded = F.pad(x, (1, 1, 1, 1))
+    n, m = x.shape[1:]
+    return sum(padded[:, i : i + n, j : j + m] for i in range(3) for j in range(3))
+
+
+TOKENS = "x=f16[8,1024,2048]"
+LARGE = [
+    (token_shift, f"{TOKENS}, mix=f16[2048]", 1, 2),
+    (shift_of_norm, f"{TOKENS}, w=f16[2048], mix=f16[2048]", 1, 3),
+    (short_convolution, f"{TOKENS}, w=f16[4,2048]", 1, 2),
+    (rolled, TOKENS, 1, 1),
+    (variation, "x=f32[64,4096]", 1, 1),
+    (two_norms, "x=bf16[4,512,32,128], y=bf16[4,512,8,128], w=bf16[128], v=bf16[128]", 1, 4),
+    (blurred, "x=f32[16,512,512]", 1, 1),
+]
+SMALL = {
+    token_shift: "x=f16[3,6,24], mix=f16[24]",
+    shift_of_norm: "x=bf16[3,6,40], w=bf16[40], mix=bf16[40]",
+    short_convolution: "x=f32[3,9,20], w=f32[4,20]",
+    rolled: "x=f16[3,5,33]",
+    variation: "x=f64[3,30]",
+    two_norms: "x=bf16[2,9,4,64], y=bf16[2,9,1,64], w=bf16[64], v=bf16[64]",
+    blurred: "x=f32[2,7,9]",
+}
+
+
+def launches_of(w, spec=H200, config=None):
+    graph = graph_of(w)
+    if target.one_pass(graph, spec) is not None:
+        _, launch = target.emit(graph, config or target.heuristic(graph, spec), spec)
+        return 1 + (launch.finish is not None)
+    _, _, stages = program_source.emit(graph, config or target.heuristic(graph, spec), spec)
+    return len(stages)
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(("function", "tensors", "forward", "backward"), LARGE)
+def test_what_needs_nothing_of_one_another_is_one_launch(
+    function, tensors, forward, backward, device
+):
+    fuse(function)
+    w, spec = Workload.parse(f"{function.__name__}({tensors})"), DEVICES[device]
+    assert launches_of(w, spec) == forward
+    assert launches_of(gradients_of(w), spec) == backward
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("function", "tensors"), SMALL.items())
+def test_kernels_side_by_side_are_right(function, tensors, backward):
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}({tensors})")
+    w = gradients_of(w) if backward else w
+    graph = graph_of(w)
+    kernel = Emulated(graph, target.heuristic(graph, H200), H200, w)
+    assert Verifier(w, CPU).check(kernel).message == ""
+
+
+def test_it_is_said_which_kernels_are_one_launch():
+    fuse(token_shift)
+    graph = graph_of(Workload.parse(f"token_shift({TOKENS}, mix=f16[2048])"))
+    first, others = target.describe(graph, target.heuristic(graph, H200), H200)
+    assert first.startswith("kernel 0: space [8, 2048]")
+    assert first.endswith("(in one launch with kernel 1)")
+    assert "in one launch" not in others
+
+
+def test_one_source_serves_other_numbers_of_rows():
+    fuse(token_shift)
+    sources = set()
+    for batches in (8, 3, 16):
+        text = f"token_shift(x=f16[{batches},1024,2048], mix=f16[2048])"
+        graph = graph_of(Workload.parse(text))
+        points = target.heuristic(graph, H200)
+        config = type(points)(vector=8, vectors_per_thread=1)
+        source, _, (stage,) = program_source.emit(graph, config, H200)
+        assert stage.blocks == sum(
+            batches * n * 2048 // (8 * config.block_threads) for n in (1023, 1)
+        )
+        sources.add(source)
+    assert len(sources) == 1
+
+
+@pytest.mark.parametrize("device", ["a100", "h200", "b200"])
+@pytest.mark.parametrize(("function", "tensors"), [(f, t) for f, t, *_ in LARGE])
+def test_nothing_spills_beside_another(function, tensors, device):
+    fuse(function)
+    w, spec = Workload.parse(f"{function.__name__}({tensors})"), DEVICES[device]
+    for each in (w, gradients_of(w)):
+        graph = graph_of(each)
+        if target.one_pass(graph, spec) is None:
+            found = compiled(target.task(graph, target.heuristic(graph, spec), spec))
+            assert found.resources.spill_bytes == 0
+
+
+def groups_under(text, **changes):
+    """Launches of the gradients under the heuristic's schedule with some knobs turned."""
+    graph = graph_of(gradients_of(Workload.parse(text)))
+    config = target.heuristic(graph, H200)
+    config = type(config)(**{**vars(config), **changes})
+    assert config in target.space(graph, H200)
+    return launches.launches(programs.program_of(graph, config, H200), config, H200)
+
+
+def test_other_threads_have_a_launch_of_their_own():
+    """What walks a few tokens cannot have as many shares of them as a schedule asks for, and steps
+    alone have blocks of any size."""
+    fuse(token_shift)
+    text = f"token_shift({TOKENS}, mix=f16[2048])"
+    assert groups_under(text) == [[1, 0, 2], [3]]
+    assert groups_under(text, shares=16, unroll=4) == [[1, 0], [2], [3]]
