@@ -150,10 +150,21 @@ def groups_under(text, **changes):
     return launches.launches(programs.program_of(graph, config, H200), config, H200)
 
 
-def test_other_threads_have_a_launch_of_their_own():
-    """What walks a few tokens cannot have as many shares of them as a schedule asks for, and steps
-    alone have blocks of any size."""
+def test_blocks_of_a_launch_have_the_threads_of_the_first():
+    """Steps alone may have any number, and what walks a few tokens more shares than there are."""
     fuse(token_shift)
     text = f"token_shift({TOKENS}, mix=f16[2048])"
     assert groups_under(text) == [[1, 0, 2], [3]]
-    assert groups_under(text, shares=16, unroll=4) == [[1, 0], [2], [3]]
+    assert groups_under(text, shares=16, unroll=4) == [[1, 0, 2], [3]]
+    assert groups_under(text, shares=2) == [[1, 0, 2], [3]]
+
+
+def test_rows_of_a_cluster_have_a_launch_to_themselves():
+    fuse(shift_of_norm)
+    tensors = "x=bf16[8,2048,4096], w=bf16[4096], mix=bf16[4096]"
+    w = gradients_of(Workload.parse(f"shift_of_norm({tensors})"))
+    graph = graph_of(w)
+    config = target.heuristic(graph, H200)
+    program = programs.program_of(graph, config, H200)
+    assert launches.schedule_of(program, 1, config, H200).cluster > 1
+    assert launches.launches(program, config, H200) == [[0], [1], [2, 3], [4]]

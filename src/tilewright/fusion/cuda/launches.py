@@ -27,6 +27,7 @@ from tilewright.fusion.cuda.rows.heuristics import row_heuristic
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import Schedule, adds_columns, rows_last
+from tilewright.fusion.cuda.tiles.tiling import Tiles
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program
 
@@ -68,7 +69,12 @@ def schedule_of(
             return replace(points, block_threads=threads or points.block_threads)
         case "tile":
             tiles = tiles_of(program, k, config)
-            return tiles.s if threads in (0, tiles.s.block_threads) else None
+            if threads in (0, tiles.s.block_threads):
+                return tiles.s
+            # More shares than steps leave threads idle; fewer take more steps each.
+            shared = replace(tiles.s, shares=max(threads // tiles.s.lanes, 1))
+            fits = shared.block_threads == threads and Tiles(tiles.area, shared).overload() is None
+            return shared if fits else None
         case "rows":
             rows = rows_last(segment.graph)
             found = own if isinstance(own, RowSchedule) else row_heuristic(rows, device)

@@ -17,6 +17,7 @@ from tilewright.fusion.cuda.rows.kernel import RowKernel
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.stages import Schedule, Stage, rows_last
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_asked_for
 from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Program, Segment
@@ -75,9 +76,10 @@ def part_of(
     """Segment `k`, with blocks of so many threads, or of as many as suit it."""
     segment = program.segments[k]
     buffers = (*segment.reads, *segment.writes)
-    if kind_of(program, k) == "tile":
-        return _of_tiles(program, k, tiles_of(program, k, config), device, name)
     s = schedule_of(program, k, config, device, threads)
+    if isinstance(s, TileSchedule):
+        tiles = Tiles(tiles_of(program, k, config).area, s)
+        return _of_tiles(program, k, tiles, device, name)
     if isinstance(s, RowSchedule):
         graph = rows_last(segment.graph)
         rows = RowKernel(plan_rows(graph, s.moments, s.recompute), s, name)
