@@ -10,7 +10,7 @@ from tilewright.fusion.cuda.kernel import ENTRY, Kernel
 from tilewright.fusion.cuda.launches import schedule_of
 from tilewright.fusion.cuda.pointwise.kernel import PointwiseKernel
 from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, pointwise_registers
-from tilewright.fusion.cuda.programs import is_joining, kind_of, tiles_of
+from tilewright.fusion.cuda.programs import is_joining, tiles_of
 from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.kernel import RowKernel

@@ -19,6 +19,8 @@ from tilewright.fusion.remembered import remembered
 JOIN_SHARES, FEW_COLUMNS = 8, 1 << 17
 """Shares of a block that puts few partials together, also where there are fewer partials than that,
 if the results have so few elements in all: one kernel serves them."""
+LEAST_STEPS = 8
+"""Of a split, where a walk is fitted to the schedule of a longer one: fewer are not worth joining."""
 JOIN_THREADS = 1024
 """Threads of a block that puts partials together: their loads are all the parallelism there is."""
 FEW_PARTIALS = 32
@@ -244,7 +246,7 @@ def fitted(s: TileSchedule, area: Area) -> TileSchedule:
     lanes = min(s.lanes, _power_above(area.width / vector))
     steps = _power_above(area.steps)
     shares = max(min(s.shares, steps), WARP // lanes)
-    splits = min(s.splits, max(steps // shares, 1)) if area.divides else 1
+    splits = min(s.splits, max(steps // max(shares, LEAST_STEPS), 1)) if area.divides else 1
     unroll = max(min(s.unroll, steps // splits // shares), 1)
     tried = TileSchedule(
         vector, lanes, shares, turns, unroll, splits, s.storage, s.stream_loads, sizes=s.sizes
