@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, seed
 
 from lerp_patterns import SHAPES_OF_RANK_3, lerp_text, patterns_of_rank_3
+from neighbours import LARGE, SMALL
 from norms_of_samples import ADAPTIVE, GATED, ODDLY_APART, adaptive, gated
 from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (
@@ -22,6 +23,7 @@ from random_graphs import (
     forget,
     gradient_workload,
     gradients,
+    gradients_of,
     is_misfit,
     programs,
     run_examples,
@@ -233,3 +235,25 @@ def test_gradients_of_group_norm(images, channels, dtype, device):
 @pytest.mark.parametrize("shape", ["300,3,8,96", "2,3,5,4096", "1,1,32,1024"])
 def test_reductions_over_sets_of_rows(function, shape, device):
     assert_right(of_groups(function, "f32", shape), device, tried=3)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("function", "tensors"), [*SMALL.items(), *((f, tensors) for f, tensors, *_ in LARGE)]
+)
+def test_kernels_side_by_side_pass_verification(function, tensors, backward, device):
+    """And launches that follow one another read nothing before it is written."""
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}({tensors})")
+    w = gradients_of(w) if backward else w
+    assert_right(w, device, tried=3)
+    given = w.operator.examples(w, "random", 0, device)
+    executable = FUSED.build(FUSED.heuristic(w, spec_of(device.index)), w, spec_of(device.index))
+
+    def run():
+        outs = executable(*given)
+        return outs if isinstance(outs, tuple) else (outs,)
+
+    first = run()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
