@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from emulated import Emulated
-from neighbours import LARGE, SMALL, TOKENS, shift_of_norm, token_shift
+from neighbours import LARGE, SMALL, TOKENS, blurred, shift_of_norm, short_convolution, token_shift
 from random_graphs import gradients_of
+from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
-from tilewright.device import DEVICES
+from tilewright.device import DEVICES, REGISTER_STEP
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.cuda import launches, program_source, programs, target
+from tilewright.fusion.cuda.kernel import ENTRY, prelude, tiles_prelude
+from tilewright.fusion.cuda.parts import parts_of, side_by_side
+from tilewright.impl import CompileTask
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
@@ -85,6 +89,27 @@ def test_nothing_spills_beside_another(function, tensors, device):
         if target.one_pass(graph, spec) is None:
             found = compiled(target.task(graph, target.heuristic(graph, spec), spec))
             assert found.resources.spill_bytes == 0
+
+
+def registers_of(program, group, config):
+    """Of a launch of these kernels."""
+    text, _ = side_by_side(parts_of(program, group, config, H200), ENTRY)
+    source = "\n".join([prelude(), tiles_prelude(), text])
+    flags = (*nvrtc.flags_for(H200.arch), "--ptxas-options=-v")
+    return compiled(CompileTask("nvrtc", source, flags, ENTRY, len(prelude()))).resources.registers
+
+
+@pytest.mark.parametrize("function", [short_convolution, blurred, token_shift])
+def test_the_largest_kernel_pays_no_registers_for_those_beside_it(function):
+    fuse(function)
+    tensors = next(tensors for f, tensors, *_ in LARGE if f is function)
+    graph = graph_of(Workload.parse(f"{function.__name__}({tensors})"))
+    config = target.heuristic(graph, H200)
+    program = programs.program_of(graph, config, H200)
+    (group,) = launches.launches(program, config, H200)
+    assert len(group) == len(program.segments) > 1
+    alone = registers_of(program, group[:1], config)
+    assert registers_of(program, group, config) <= alone + REGISTER_STEP
 
 
 def groups_under(text, **changes):

@@ -33,6 +33,8 @@ from tilewright.fusion.program import Program
 
 SMALLER = 4
 """Times, at least: kernels of a size keep the registers that suit each."""
+MOST_TENSORS = 96
+"""Of a launch whose kernels walk: with sizes and strides they are parameters, of 4096 bytes."""
 
 
 def launches(program: Program, config: Schedule, device: DeviceSpec) -> list[list[int]]:
@@ -45,11 +47,11 @@ def launches(program: Program, config: Schedule, device: DeviceSpec) -> list[lis
         while rest:
             leader, *others = rest
             threads = _led_threads(program, leader, config, device)
-            beside = [
-                k for k in others
-                if threads and _is_smaller(program, k, leader)
-                and schedule_of(program, k, config, device, threads) is not None
-            ]  # fmt: skip
+            beside: list[int] = []
+            for k in others if threads else []:
+                fits = _tensors(program, [leader, *beside, k]) <= MOST_TENSORS
+                if fits and _is_smaller(program, k, leader, device):
+                    beside += [k] * (schedule_of(program, k, config, device, threads) is not None)
             groups.append([leader, *sorted(beside)])
             rest = [k for k in others if k not in beside]
         found += sorted(groups, key=min)
@@ -105,14 +107,19 @@ def _is_plain(s: RowSchedule) -> bool:
     return alone and s.storage != "shared"
 
 
-def _is_smaller(program: Program, k: int, leader: int) -> bool:
-    """Whether a kernel is so small beside the one that leads, or as plain: steps alone want the
-    same of a device."""
+def _is_smaller(program: Program, k: int, leader: int, device: DeviceSpec) -> bool:
+    """Whether a kernel is so much the smaller, or has steps alone, as the leader has, and both so
+    few elements that a device can take all at once."""
     several = [_elements(program, k), _elements(program, leader)]
     if math.fsum(several) > MAX_GRID:  # as many blocks, at most
         return False
     plain = {kind_of(program, k), kind_of(program, leader)} == {"pointwise"}
-    return plain or several[0] * SMALLER <= several[1]
+    few = math.fsum(several) <= device.sms * device.threads_per_sm
+    return (plain and few) or several[0] * SMALLER <= several[1]
+
+
+def _tensors(program: Program, group: list[int]) -> int:
+    return sum(len(s.reads) + len(s.writes) for s in map(program.segments.__getitem__, group))
 
 
 def _elements(program: Program, k: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.kernel import ENTRY, prelude, tiles_prelude
 from tilewright.fusion.cuda.launches import launches
-from tilewright.fusion.cuda.parts import Part, part_of, side_by_side
+from tilewright.fusion.cuda.parts import parts_of, side_by_side
 from tilewright.fusion.cuda.programs import (
     gathers,
     joins_alone,
@@ -46,7 +46,7 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
             made = [found]
             program = replace(program, temporaries=(*program.temporaries, partials))
         elif kind == "tile" or len(group) > 1:
-            made = [side_by_side(_parts(program, group, config, device), entry)]
+            made = [side_by_side(parts_of(program, group, config, device), entry)]
         elif kind == "columns":
             made, partials = column_stages(program.segments[k], own, device, entry, buffer)
             program = replace(program, temporaries=(*program.temporaries, partials))
@@ -56,16 +56,6 @@ def emit(graph: Graph, config: Schedule, device: DeviceSpec) -> tuple[str, Progr
             texts.append(f"namespace kernel{len(stages)} {{\n{text}}}\n")
             stages.append(stage)
     return "\n".join(texts), program, stages
-
-
-def _parts(program: Program, group: list[int], config: Schedule, device: DeviceSpec) -> list[Part]:
-    """The kernels of a launch, with as many threads as the first of them has."""
-    leader, *others = group
-    parts = [part_of(program, leader, config, device, "part0")]
-    threads = parts[0].block_threads
-    return parts + [
-        part_of(program, k, config, device, f"part{n}", threads) for n, k in enumerate(others, 1)
-    ]
 
 
 def _gathering_stage(program: Program, config: Schedule, device: DeviceSpec) -> tuple[str, Stage]:
