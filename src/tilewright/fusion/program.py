@@ -131,6 +131,7 @@ class Kernels:
         adds_across: a kernel whose rows run across the order of memory also adds up along it: every
             block leaves a partial for each element of its rows.
         stores_sums: a kernel stores what it adds up to one partial, where that is an output.
+        rounds_sums: or where an output is that, rounded to halves.
         corrects_means: what was rounded of a mean is added to it where its m2 is found, too.
     """
 
@@ -142,6 +143,7 @@ class Kernels:
     set_rows = 0
     adds_across = False
     stores_sums = True
+    rounds_sums = False  # partials are added up where they are stored
     corrects_means = True
 
     def __init__(self, splits: int = 1):

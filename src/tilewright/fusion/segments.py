@@ -33,7 +33,7 @@ from tilewright.fusion.subgraphs import (
 )
 from tilewright.fusion.walks import Walks
 from tilewright.fusion.ways import Hopeless, Met, Row, Way
-from tilewright.tensor_spec import TensorSpec, contiguous_strides
+from tilewright.tensor_spec import HALVES, TensorSpec, contiguous_strides
 
 TEMPORARY_ALIGN = 16
 LITTLE = 16
@@ -448,7 +448,7 @@ class _Cutter:
             joins = self.at(sums[0], "the partials of a result are put together")
             reason = self.needs(sums[0]) if single else joins
             if single and (own := self.places_in(outputs, whole)):
-                self.store_at_once({whole[i].buffer: known.buffer for i, known in own.items()})
+                self.store_at_once({whole[i].buffer: known for i, known in own.items()})
                 whole |= own
             elif stores := [*self.stored(outputs), *_kept(joined)]:
                 self.add(stores, known, None, reason)
@@ -484,26 +484,43 @@ class _Cutter:
         return remaining, known
 
     def places_in(self, outputs: list[int], whole: dict[int, Known]) -> dict[int, Known]:
-        """Those of these sums that are outputs, as they lie there; none where some output follows
-        from sums, or is one in another order: a kernel of its own stores them."""
+        """Those of these sums that are outputs, as they lie there, or that an output rounds; none
+        where some output follows from sums, or is one in another order: a kernel of its own stores
+        them."""
         found = {}
         for i, buffer, access in self.stored(outputs):
+            i = self.rounded_sum(i)
             here = whole.get(i)
             if i in found or here is None or not self.kernels.stores_sums:
                 return {}
             shape = self.graph.nodes[i].shape
             lie = zip(shape, here.access.strides, access.strides, strict=True)
-            alike = access.dtype == here.access.dtype and access.align >= here.access.align
-            if not alike or any(n > 1 and a != b for n, a, b in lie):
+            if access.align < here.access.align or any(n > 1 and a != b for n, a, b in lie):
                 return {}
-            found[i] = replace(here, buffer=buffer)
+            found[i] = replace(here, buffer=buffer, access=access)
         return found
 
-    def store_at_once(self, places: dict[int, int]) -> None:
+    def rounded_sum(self, i: int) -> int:
+        """What an output is a rounding of, if nothing else asks for that and kernels store it so;
+        else the output itself."""
+        n = self.graph.nodes[i]
+        if n.op != "cast" or not self.kernels.rounds_sums or n.dtype not in HALVES:
+            return i
+        (j,) = n.args
+        alone = self.graph.users(j) == [i] and j not in [k for k, _ in self.graph.outputs]
+        return j if alone and self.graph.nodes[j].op in REDUCTIONS else i
+
+    def store_at_once(self, places: dict[int, Known]) -> None:
         """Let kernels write these outputs instead of the temporaries that they have filled."""
         for k, s in enumerate(self.segments):
-            writes = tuple(places.get(b, b) for b in s.writes)
-            self.segments[k] = replace(s, writes=writes)
+            outputs = list(s.graph.outputs)
+            for n, b in enumerate(s.writes):
+                if b in places:
+                    (i, access), own = outputs[n], places[b].access
+                    outputs[n] = i, replace(access, dtype=own.dtype, align=own.align)
+            writes = tuple(places[b].buffer if b in places else b for b in s.writes)
+            graph = replace(s.graph, outputs=tuple(outputs))
+            self.segments[k] = replace(s, graph=graph, writes=writes)
 
     def join_apart(
         self, remaining: list[int], known: dict[int, Known]

@@ -102,6 +102,38 @@ def test_they_are_right(kind, name, sizes):
     assert verdict.ok, verdict.message
 
 
+ROUNDED = ("beside rows of another tensor", "of every dim")
+
+
+def rounds_alone(program):
+    """Kernels that only round what an earlier one has added up."""
+    return [
+        s for s in program.segments
+        if s.row is None and {n.op for n in s.graph.nodes} == {"load", "cast"}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("sizes", SIZES[:2] + LARGE[1:], ids=str)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_nor_does_one_round_what_an_earlier_one_could(name, sizes, dtype):
+    graph = graph_of(summed(name, *sizes, dtype))
+    program = untuned(graph)
+    assert not rounds_alone(program)
+    assert rounds_alone(cut(graph, splits=1))  # partials are added up in memory there
+
+
+@emulation
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_rounded_ones_are_right(name, sizes, dtype):
+    w = summed(name, *sizes, dtype)
+    graph = graph_of(w)
+    kernel = Emulated(graph, target.heuristic(graph, H200), H200, w)
+    assert Verifier(w, torch.device("cpu")).check(kernel).message == ""
+
+
 def stores_at_once(program):
     outputs = range(program.inputs, program.inputs + program.outputs)
     return any(s.writes[k] in outputs for s in program.segments for k in s.added())

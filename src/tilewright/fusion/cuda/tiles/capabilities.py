@@ -86,6 +86,7 @@ class TileKernels(Kernels):
         self.set_rows = MOST_ROWS if sets else 0
         self.extra = MORE_PASSES if device else 0
         self.stores_sums = schedule.combine != "last"  # else what joins partials stores all sums
+        self.rounds_sums = not (rows or sets)
 
     def kind(self) -> tuple[Any, ...]:
         ways = self.mixes, self.row_partials, self.columns, self.adds_across, self.stores_sums

@@ -185,11 +185,18 @@ class TileKernel(TileSweeps):
         if self.tiles.partials_of(i):
             whole = math.prod(self.graph.nodes[i].shape)
             wide = max(math.gcd(wide, whole * access.itemsize), access.itemsize)
-        self.line(f"if (y == 0 && inside) {self.written(k, f'to{k} + column', wide, f'acc{i}')}")
+        total = self.rounded(i)
+        self.line(f"if (y == 0 && inside) {self.written(k, f'to{k} + column', wide, total)}")
 
     def leave_number(self, i: int) -> None:
         self.join_numbers(i)
-        self.line(f"if (threadIdx.x == 0) *to{self.ends[i]} = acc{i};")
+        self.line(f"if (threadIdx.x == 0) *to{self.ends[i]} = {self.rounded(i)};")
+
+    def rounded(self, i: int) -> str:
+        """What the block has added up, as it is stored."""
+        stored = self.graph.outputs[self.ends[i]][1].dtype
+        same = stored == self.graph.nodes[i].dtype
+        return f"acc{i}" if same else f"cast<{TYPES[stored]}>(acc{i})"
 
     def join_numbers(self, i: int) -> None:
         n, threads = self.graph.nodes[i], self.tiles.lanes * self.tiles.shares
