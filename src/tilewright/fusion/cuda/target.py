@@ -14,7 +14,7 @@ from tilewright.compile.cache import Compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import CudaKernel, Launcher, overlaps
 from tilewright.device import DeviceSpec
-from tilewright.fusion.cuda import launches, program_schedules, program_source
+from tilewright.fusion.cuda import launches, program_schedules, program_source, programs
 from tilewright.fusion.cuda.column_graph import RowGraph, split
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, Launch, prelude_of
@@ -164,7 +164,8 @@ def executable(
     if rows is None:
         _, program, stages = program_source.emit(graph, config, device)
         several = ProgramKernels(built, program, stages, graph, w)
-        if isinstance(config, TileSchedule) and stages[0].launch is None:
+        first = launches.launches(program, config, device)[0][0]
+        if isinstance(config, TileSchedule) and first == programs.main_kernel(program):
             assert several.work is not None
             several.work = replace(several.work, loads_bytes=tiling.loads_bytes(graph, config))
         return several
