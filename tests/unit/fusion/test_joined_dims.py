@@ -193,7 +193,7 @@ def test_sizes_may_be_compiled_into_kernels_without_reductions():
         assert config in cuda_target.space(graph, H200)
         assert cuda_target.promising(graph, H200)[:2] == [given, config]
         source = cuda_target.task(graph, config, H200).source
-        assert "n1" not in re.findall(r"\w+", source[source.index("void step(") :])
+        assert "n1" not in re.findall(r"\w+", source[source.index("void fused_step(") :])
         tensors = made(w, 0)
         torch.testing.assert_close(Emulated(graph, config, H200, w)(*tensors), sum(tensors))
 
@@ -208,7 +208,7 @@ def test_a_width_that_is_one_dim_is_compiled_in():
 
 def test_many_elements_are_divided_by_64_bits():
     source = emitted("cuda", written("shifted", x=(4096, 1024, 768), y=(1024, 768)))[2].source
-    kernel = source[source.index("void step(") :]
+    kernel = source[source.index("void fused_step(") :]
     assert "u64 n1_factor" in kernel
     assert " % " not in kernel
 
