@@ -12,8 +12,21 @@ from extreme_rows import (
     assert_rows_stay_by_themselves,
     workload,
 )
+from far_rows import (
+    FUNCTIONS,
+    SCHEDULES,
+    SHIFTED,
+    assert_equal_values_have_no_deviations,
+    assert_nearly_equal_values_right,
+    assert_norms_right,
+)
+from far_rows import norm as far_norm
+from far_rows import workload as far_workload
+from tilewright.compile.cache import compiled
 from tilewright.device import spec_of
+from tilewright.fusion.cuda import target
 from tilewright.impl import IMPLS
+from tilewright.impls.fused import graph_of
 
 pytestmark = pytest.mark.gpu
 FUSED = IMPLS["fused"]
@@ -38,7 +51,35 @@ def test_rows_of_nan_and_infinity_stay_by_themselves(name, width, dtype, device)
 @pytest.mark.parametrize("name", NORMS)
 def test_rows_that_do_not_vary_are_right(name, dtype, device):
     w = workload(name, dtype)
-    assert_constant_rows_right(w, executable(w, device), device, "cuda")
+    assert_constant_rows_right(w, executable(w, device), device)
+
+
+@pytest.mark.parametrize("width", [520, 768, 999, 5140, 16384, 65536])
+@pytest.mark.parametrize("rows", [1, 33, 4000])
+def test_rows_of_equal_numbers_leave_nothing_and_nearly_equal_ones_what_they_should(
+    rows, width, device
+):
+    assert_norms_right(executable(far_norm(rows, width), device), rows, width, device)
+
+
+@pytest.mark.parametrize("config", [*SCHEDULES, *SHIFTED], ids=str)
+def test_so_they_do_under_every_kind_of_schedule(config, device):
+    rows, width, spec = 3001, 999 if config.shifted else 520, spec_of(device.index)
+    w = far_norm(rows, width)
+    graph = graph_of(w)
+    if why := target.space(graph, spec).why_not(config):
+        pytest.skip(why)
+    built = compiled(target.task(graph, config, spec))
+    run = target.executable(graph, config, w, built, spec)
+    assert_norms_right(run, rows, width, device)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_so_does_whatever_takes_deviations(name, device, forgets_functions):
+    function, shape = FUNCTIONS[name]
+    run = executable(far_workload(function, shape), device)
+    assert_equal_values_have_no_deviations(run, shape, device)
+    assert_nearly_equal_values_right(run, function, shape, device)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])

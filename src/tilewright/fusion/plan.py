@@ -195,14 +195,17 @@ def with_stores_last(plan: Plan) -> Plan:
     return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
 
 
-def expand_moments(graph: Graph, corrected: bool = False, means: bool = False) -> Graph:
+def expand_moments(
+    graph: Graph, corrected: bool = False, means: bool = False, halves: bool = True
+) -> Graph:
     """Write mean and m2 as sums: m2(x) = sum(d^2) of d = x - mean(x).
 
     If `corrected`, less sum(d)^2 / n, which is zero but for what was rounded of the mean (Chan,
     Golub and LeVeque, The American Statistician 37, 1983): equal values have an m2 of 0. If `means`
     is, too, sum(d) / n is added to the mean: these have deviations of 0. Otherwise m2 is as it is
     where other steps take deviations from the same mean, as in layer norm: those have its rounding,
-    too, and lose more by it.
+    too, and lose more by it. Means of widened halves may be left as they are, if not `halves`: fp32
+    sums of equal ones are exact.
     """
     if not any(n.op in ("mean", "m2") for n in graph.nodes):
         return graph
@@ -213,6 +216,9 @@ def expand_moments(graph: Graph, corrected: bool = False, means: bool = False) -
         if n.op == "sub" and graph.nodes[n.args[1]].op == "mean"
         and graph.nodes[n.args[1]].args[0] == n.args[0]
     }  # fmt: skip
+
+    def with_means(i: int) -> bool:
+        return means and (halves or not is_widened(graph, graph.nodes[i].args[0]))
 
     def step(r: Rewriter, n: Node, op: str, *args: int, dtype: str | None = None) -> int:
         return r.add(replace(n, op=op, args=args, dtype=dtype or n.dtype, attr=None))
@@ -249,7 +255,7 @@ def expand_moments(graph: Graph, corrected: bool = False, means: bool = False) -
     def m2(r: Rewriter, i: int, n: Node) -> int:
         """0 where what is left of the squares may be rounding of their own."""
         total = squares(r, i, n)
-        if not corrected or (not means and graph.nodes[i].args[0] in centred_elsewhere):
+        if not corrected or (not with_means(i) and graph.nodes[i].args[0] in centred_elsewhere):
             return total
         found = step(r, n, "sub", total, step(r, n, "mul", *missed(r, i, n)))
         least = times(r, n, total, ROUNDINGS * torch.finfo(DTYPES[n.dtype]).eps)
@@ -261,7 +267,7 @@ def expand_moments(graph: Graph, corrected: bool = False, means: bool = False) -
             return m2(r, i, n)
         if n.op == "mean":
             mean = first_mean(r, i, n)
-            if not means or (graph.nodes[i].args[0], n.shape) not in spread:
+            if not with_means(i) or (graph.nodes[i].args[0], n.shape) not in spread:
                 return mean
             return step(r, n, "add", mean, missed(r, i, n)[0])
         return None
@@ -269,11 +275,15 @@ def expand_moments(graph: Graph, corrected: bool = False, means: bool = False) -
     return remove_dead(merge_common(graph.rewritten(rule)))
 
 
+def is_widened(graph: Graph, i: int) -> bool:
+    """Whether node `i` is a half, as a wider number."""
+    n = graph.nodes[i]
+    return n.op == "cast" and graph.nodes[n.args[0]].dtype in HALVES
+
+
 def _narrowest(graph: Graph, i: int) -> int:
     """What node `i` is a widened copy of, if it is one."""
-    n = graph.nodes[i]
-    widened = n.op == "cast" and graph.nodes[n.args[0]].dtype in HALVES
-    return n.args[0] if widened else i
+    return graph.nodes[i].args[0] if is_widened(graph, i) else i
 
 
 def halves_of_moments(graph: Graph) -> int | None:
@@ -281,9 +291,8 @@ def halves_of_moments(graph: Graph) -> int | None:
     operands = {n.args[0] for n in graph.nodes if n.op == "m2" and n.dtype == "f32"}
     if len(operands) != 1:
         return None
-    value = graph.nodes[operands.pop()]
-    halves = value.op == "cast" and graph.nodes[value.args[0]].dtype in HALVES
-    return value.args[0] if halves else None
+    value = operands.pop()
+    return graph.nodes[value].args[0] if is_widened(graph, value) else None
 
 
 def needed_in(plan_graph: Graph, wanted: set[int], known: frozenset[int]) -> list[int]:

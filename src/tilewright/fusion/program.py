@@ -132,7 +132,8 @@ class Kernels:
             block leaves a partial for each element of its rows.
         stores_sums: a kernel stores what it adds up to one partial, where that is an output.
         rounds_sums: or where an output is that, rounded to halves.
-        corrects_means: what was rounded of a mean is added to it where its m2 is found, too.
+        corrects_halves: what was rounded of a mean is added to it where its m2 is found, too, also
+            of widened halves.
     """
 
     across = False
@@ -144,7 +145,7 @@ class Kernels:
     adds_across = False
     stores_sums = True
     rounds_sums = False  # partials are added up where they are stored
-    corrects_means = True
+    corrects_halves = True
 
     def __init__(self, splits: int = 1):
         self.splits = splits

@@ -64,7 +64,7 @@ def cut(
         buffers = tuple(range(inputs + outputs))
         whole = Segment(graph, buffers[:inputs], buffers[inputs:])
         return Program((whole,), inputs, outputs, ())
-    in_sums = expand_moments(graph, corrected=True, means=kernels.corrects_means)
+    in_sums = _in_sums(graph, kernels)
     if not split_rows:
         return _Cutter(in_sums, kernels, _rows_of_fewest_passes(graph, kernels)).run(split_rows)
     program = _Cutter(in_sums, kernels).run(split_rows)
@@ -72,10 +72,14 @@ def cut(
     return other if program.large() > other.large() + kernels.extra else program
 
 
+def _in_sums(graph: Graph, kernels: Kernels) -> Graph:
+    return expand_moments(graph, corrected=True, means=True, halves=kernels.corrects_halves)
+
+
 @remembered
 def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
     """Which row each kernel walks: what gets most done now may leave more for later."""
-    in_sums = expand_moments(graph, corrected=True, means=kernels.corrects_means)
+    in_sums = _in_sums(graph, kernels)
     best: tuple[int, ...] = ()
     rows: list[int] = []
     fewest = most = math.inf

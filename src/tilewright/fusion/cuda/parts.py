@@ -13,14 +13,13 @@ from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, pointwi
 from tilewright.fusion.cuda.programs import is_joining, tiles_of
 from tilewright.fusion.cuda.registers import launch_bounds
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
-from tilewright.fusion.cuda.rows.kernel import RowKernel
+from tilewright.fusion.cuda.rows.kernel import RowKernel, planned
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.stages import Schedule, Stage, rows_last
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_asked_for
 from tilewright.fusion.passes import remove_dead
-from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Program, Segment
 
 
@@ -121,7 +120,7 @@ def _of_steps(segment: Segment, s: PointwiseSchedule, name: str) -> Part:
 
 def _of_rows(segment: Segment, s: RowSchedule, name: str) -> Part:
     graph = rows_last(segment.graph)
-    kernel = RowKernel(plan_rows(graph, s.moments, s.recompute), s, name)
+    kernel = RowKernel(planned(graph, s, s.recompute), s, name)
     count = math.prod(graph.space[a] for a in graph.kept)
     return Part(
         kernel, kernel.emit_part(), name, (*segment.reads, *segment.writes), (count,),

@@ -27,7 +27,6 @@ from tilewright.fusion.cuda.tiles.capabilities import few_rows
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted
-from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Segment
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import main_axis
@@ -206,7 +205,7 @@ def plain_stage(
         graph = rows_last(graph)
         rows = config if isinstance(config, RowSchedule) else row_heuristic(graph, device)
         assert rows is not None, graph
-        text, launch = emit_rows(plan_rows(graph, rows.moments, rows.recompute), rows, entry)
+        text, launch = emit_rows(graph, rows, entry)
         count = math.prod(graph.space[a] for a in graph.kept)
         estimated = estimated_registers(rows, Footprint(graph))
     elif kind == "sets":

@@ -38,7 +38,6 @@ from tilewright.fusion.cuda.tiles import tiling
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.plan import plan_rows
 from tilewright.fusion.program import Program
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import main_axis
@@ -125,7 +124,7 @@ def emit(graph: Graph, config: Any, device: DeviceSpec) -> tuple[str, Launch]:
     if isinstance(rows, RowGraph):
         return emit_columns(graph, rows, config)
     if graph.reduced:
-        return emit_rows(plan_rows(graph, config.moments, config.recompute), config)
+        return emit_rows(graph, config)
     return emit_pointwise(graph, config)
 
 

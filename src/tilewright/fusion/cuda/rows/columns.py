@@ -14,13 +14,12 @@ from dataclasses import replace
 from tilewright.fusion.cuda.column_graph import RowGraph, followers
 from tilewright.fusion.cuda.finishing import FINISH, FinishKernel
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Finish, Launch
-from tilewright.fusion.cuda.rows.kernel import RowKernel
+from tilewright.fusion.cuda.rows.kernel import RowKernel, planned
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import rows_alike
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS
 from tilewright.fusion.extents import Extent
 from tilewright.fusion.ir import Graph
-from tilewright.fusion.plan import plan_rows
 
 
 def emit_columns(graph: Graph, rows: RowGraph, schedule: RowSchedule) -> tuple[str, Launch]:
@@ -73,7 +72,7 @@ class ColumnKernel(RowKernel):
         finish: FinishKernel | None,
         entry: str,
     ):
-        super().__init__(plan_rows(rows, schedule.moments), schedule, entry)
+        super().__init__(planned(rows, schedule), schedule, entry)
         self.persistent = True
         kernel_graph = self.graph
         assert isinstance(kernel_graph, RowGraph)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from tilewright.fusion.cuda.kernel import JOINS, TYPES
 from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.walking import Walking
+from tilewright.fusion.far_means import RARELY
 from tilewright.fusion.plan import Phase
+from tilewright.fusion.remembered import remembered
 
 FIELDS = {"Moments": (".mean", ".m2"), "Scaled": (".greatest", ".sum")}
 """Of a partial result of several numbers."""
@@ -54,27 +58,37 @@ class Joining(Walking):
         )
         return next(below, None) if n.op == "amax" else None
 
-    @property
-    def joining_sweeps(self) -> int:
-        return sum(bool(phase.reductions) for phase in self.plan.phases)
+    @functools.cached_property
+    def joining(self) -> list[Phase]:
+        """The sweeps that end so."""
+        return [phase for phase in self.plan.phases if phase.reductions]
+
+    @remembered
+    def rare(self, phase: Phase) -> list[int]:
+        """What a sweep adds up that is for rows far from zero alone; none if it is for others, too.
+        Between two of them there is a sweep for all rows, so their buffers need not alternate."""
+        nodes, added = self.graph.nodes, [self.graph.nodes[i].args[0] for i in phase.reductions]
+        others = phase.stores or phase.added or phase.carried_out - phase.carried_in
+        return [] if others or any(nodes[i].attr != RARELY for i in added) else added
 
     @property
     def cluster_barriers(self) -> list[str]:
         """What a cluster's blocks tell one another by; all are made before any block is let on."""
-        return [f"joined{n}" for n in range(self.joining_sweeps)]
+        return [f"joined{n}" for n in range(len(self.joining))]
 
-    @property
+    @functools.cached_property
     def alternates(self) -> bool:
         several = self.warps * self.s.cluster > 1
-        return self.persistent and self.joining_sweeps == 1 and several
+        always = [phase for phase in self.joining if not self.rare(phase)]
+        return self.persistent and len(always) == 1 and several
 
     @property
     def buffers(self) -> int:
         return self.s.rows_per_block * (2 if self.alternates else 1)
 
-    @property
-    def buffer(self) -> str:
-        return f"group + steps % 2 * {self.s.rows_per_block}" if self.alternates else "group"
+    def buffer(self, sweep: int) -> str:
+        alternates = self.alternates and not self.rare(self.joining[sweep])
+        return f"group + steps % 2 * {self.s.rows_per_block}" if alternates else "group"
 
     @property
     def warp_threads(self) -> int:
@@ -88,6 +102,8 @@ class Joining(Walking):
         if moments:
             self.count_elements(TYPES[moments[0].dtype])
         if self.s.cluster > 1:
+            if any(map(self.rare, self.joining)):
+                self.line("u32 rare = 0;")
             names = self.cluster_barriers
             self.shared += [f"__shared__ u64 {name}[{self.buffers}];" for name in names]
             self.open(f"if (threadIdx.x < {self.buffers})")
@@ -160,7 +176,7 @@ class Joining(Walking):
 
     def combine_warps(self, sweep: int, partials: list[tuple[str, str, str]]) -> None:
         """Through shared memory; see the class for why one barrier suffices."""
-        s = self.s
+        s, buffer = self.s, self.buffer(sweep)
         count = self.warps * s.cluster
         for name, _, kind in partials:
             shape = f"[{self.buffers}][{s.rows_per_thread}][{count}]"
@@ -171,19 +187,17 @@ class Joining(Walking):
             self.exchange(sweep, partials)
         else:
             if self.tells_turn(sweep):
-                self.line(f"if ({self.leads}) turn[{self.buffer}] = told;")
+                self.line(f"if ({self.leads}) turn[{buffer}] = told;")
             self.open(self.each_row())
             for name, _, _ in partials:
-                self.line(
-                    f"if (lane % 32 == 0) all_{name}[{self.buffer}][r][lane / 32] = {name}[r];"
-                )
+                self.line(f"if (lane % 32 == 0) all_{name}[{buffer}][r][lane / 32] = {name}[r];")
             self.close()
             self.sync_group()
         if self.tells_turn(sweep):
-            self.line(f"coming[{s.stages}] = turn[{self.buffer}];")
+            self.line(f"coming[{s.stages}] = turn[{buffer}];")
         self.open(self.each_row())
         for name, join, kind in partials:
-            self.join_all(name, join, kind, count)
+            self.join_all(name, join, kind, count, f"all_{name}[{buffer}][r]")
         self.close()
 
     def tells_turn(self, sweep: int) -> bool:
@@ -192,8 +206,8 @@ class Joining(Walking):
 
     def exchange(self, sweep: int, partials: list[tuple[str, str, str]]) -> None:
         """Every warp sends what it found to every block of the cluster, its own included."""
-        s = self.s
-        barrier = f"&joined{sweep}[{self.buffer}]"
+        s, buffer = self.s, self.buffer(sweep)
+        barrier = f"&joined{sweep}[{buffer}]"
         values = [
             (name, field, 8 if "double" in kind else 4)
             for name, join, kind in partials
@@ -208,21 +222,23 @@ class Joining(Walking):
         self.open(self.each_row())
         self.open(f"if (lane % 32 < {s.cluster})")
         for name, field, _ in values:
-            to = f"&all_{name}[{self.buffer}][r][rank * {self.warps} + lane / 32]{field}"
+            to = f"&all_{name}[{buffer}][r][rank * {self.warps} + lane / 32]{field}"
             self.line(f"store_remote({to}, {barrier}, lane % 32, {name}[r]{field});")
         self.close()
         self.close()
         if self.tells_turn(sweep):
             self.line("const i64 turn_told = __shfl_sync(0xffffffffu, told, 0);")
-            to = f"(double*)&turn[{self.buffer}], {barrier}, lane"
+            to = f"(double*)&turn[{buffer}], {barrier}, lane"
             value = "__longlong_as_double(turn_told)"
             self.line(f"if (rank == 0 && lane < {s.cluster}) store_remote({to}, {value});")
-        step = "steps / 2 % 2" if self.alternates else "steps % 2" if self.persistent else "0"
+        if self.rare(self.joining[sweep]):
+            step = "rare % 2"
+        else:
+            step = "steps / 2 % 2" if self.alternates else "steps % 2" if self.persistent else "0"
         self.line(f"barrier_wait({barrier}, {step});")
 
-    def join_all(self, name: str, join: str, kind: str, count: int) -> None:
+    def join_all(self, name: str, join: str, kind: str, count: int, source: str) -> None:
         """Few partial results: each thread joins them in order; many: one per lane of a warp."""
-        source = f"all_{name}[{self.buffer}][r]"
         width = min(1 << (count - 1).bit_length(), WARP)
         if kind.startswith("Scaled"):
             how = FACTORS[self.graph.nodes[int(name.removeprefix("partial"))].attr]

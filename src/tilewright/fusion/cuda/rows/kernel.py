@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from tilewright.fusion.cuda.kernel import TYPES, Launch
 from tilewright.fusion.cuda.registers import launch_bounds
+from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.moments import Moments
 from tilewright.fusion.cuda.rows.residents import Residents
+from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import LEAST_COPY
 from tilewright.fusion.cuda.vectors import access_bytes, side_by_side
-from tilewright.fusion.ir import Node
-from tilewright.fusion.plan import Phase
+from tilewright.fusion.far_means import corrected_far_means
+from tilewright.fusion.ir import Graph, Node
+from tilewright.fusion.plan import Phase, Plan, plan_rows
 from tilewright.tensor_spec import HALVES
+
+
+def planned(graph: Graph, schedule: RowSchedule, recompute: bool = True) -> Plan:
+    """What a kernel of rows does, sweep after sweep."""
+    return plan_rows(corrected_far_means(graph), schedule.moments, recompute)
 
 
 class RowKernel(Moments, Residents):
@@ -86,15 +97,37 @@ class RowKernel(Moments, Residents):
         """All sweeps over the rows at hand, and what follows from them."""
         joined = 0
         for p, phase in enumerate(self.plan.phases):
-            self.sweep(p, phase)
-            if phase.reductions:
-                self.combine(joined, phase)
-                joined += 1
+            with self.where_wanted(phase):
+                self.sweep(p, phase)
+                if phase.reductions:
+                    self.combine(joined, phase)
+                    joined += 1
             if p == 0 and self.s.bulk:
                 self.all_have_read(bool(phase.reductions))
                 self.refill()
             self.row_values(p + 1)
         self.row_stores()
+
+    @contextlib.contextmanager
+    def where_wanted(self, phase: Phase) -> Iterator[None]:
+        """Around a sweep for rows that are rare, if the phase is one: it is for all rows at hand,
+        or for none."""
+        chosen = self.rare(phase)
+        if not chosen:
+            yield
+            return
+        self.start_sums(phase)
+        self.line("bool wanted = false;")
+        nodes = self.graph.nodes
+        for i in sorted({nodes[i].args[0] for i in chosen if nodes[i].op == "where"}):
+            self.line(f"{self.each_row()} wanted |= {self.names[i]};")
+        if self.s.row_threads < WARP:  # whose rows share warps
+            self.line("wanted = __any_sync(0xffffffffu, wanted);")
+        self.open("if (wanted)")
+        yield
+        if self.s.cluster > 1:
+            self.line("++rare;")
+        self.close()
 
     def open_rows(self) -> None:
         """What is done once, and the loop over rows."""
@@ -167,7 +200,8 @@ class RowKernel(Moments, Residents):
             for op in ("m2", "sum_exp")
         )
         lanes = moments if self.s.moments == "lanes" else []
-        self.start_sums(phase)
+        if not self.rare(phase):
+            self.start_sums(phase)
         kept = carried - known
         early = self.load_ahead(p, steps) if registers else self.copy_ahead(steps, kept)
         if not registers:

@@ -258,7 +258,7 @@ class SetKernel(RowKernel):
 
     @property
     def cluster_barriers(self) -> list[str]:
-        sweeps = range(self.joining_sweeps if self.whole else 0)
+        sweeps = range(len(self.joining) if self.whole else 0)
         return [*super().cluster_barriers, *(f"whole_joined{n}" for n in sweeps)]
 
     def combine(self, sweep: int, phase: Phase) -> None:

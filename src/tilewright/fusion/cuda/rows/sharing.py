@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Launch
 from tilewright.fusion.cuda.partials import words_of_row
-from tilewright.fusion.cuda.rows.kernel import RowKernel
+from tilewright.fusion.cuda.rows.kernel import RowKernel, planned
 from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
+from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import Phase, Plan, with_stores_last
 
 
-def emit_rows(plan: Plan, schedule: RowSchedule, entry: str = ENTRY) -> tuple[str, Launch]:
+def emit_rows(graph: Graph, schedule: RowSchedule, entry: str = ENTRY) -> tuple[str, Launch]:
     """A kernel that reduces rows; its source and its launch."""
+    plan = planned(graph, schedule, schedule.recompute)
     kernel = SharedRowKernel if schedule.blocks_per_row > 1 else RowKernel
     return kernel(plan, schedule, entry).emit()
 

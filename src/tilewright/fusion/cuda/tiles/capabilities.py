@@ -65,7 +65,7 @@ class TileKernels(Kernels):
     """
 
     across = True
-    corrects_means = False  # which takes a sum more in each walk
+    corrects_halves = False  # of which sums are exact enough
     most_joined = MOST_JOINED
 
     def __init__(
