@@ -14,7 +14,7 @@ import torch
 
 from tilewright.fusion.ir import Graph, Node, Rewriter
 from tilewright.fusion.passes import merge_common, remove_dead
-from tilewright.fusion.plan import is_widened
+from tilewright.fusion.subgraphs import ancestors
 from tilewright.tensor_spec import DTYPES
 
 RARELY = "rarely"
@@ -25,14 +25,15 @@ FAR = 1024.0
 ROUNDINGS = 256
 """Of sums of squares that are all the rounding of a mean, what is no more may be their own: chains
 of as many additions leave that."""
+FEW_ULP = 2.0
+"""Of a mean, which a standard deviation has to be to be one: warps that find moments of what they
+hold do so about means of their own."""
 
 
 def corrected_far_means(graph: Graph) -> Graph:
-    """The graph with means of rows corrected, and their m2: those of what is no widened half, of
-    which sums are exact enough."""
+    """The graph with means of rows corrected, and their m2, where rows are not of halves."""
     nodes = graph.nodes
-    moments = [n for n in nodes if n.op == "m2" and not is_widened(graph, n.args[0])]
-    rows = {(n.args[0], n.shape) for n in moments}
+    rows = {(n.args[0], n.shape) for n in nodes if n.op == "m2" and _are_wide(graph, n.args[0])}
     if not rows:
         return graph
     found: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
@@ -46,6 +47,14 @@ def corrected_far_means(graph: Graph) -> Graph:
         return found[key][n.op == "m2"]
 
     return remove_dead(merge_common(graph.rewritten(rule)))
+
+
+def _are_wide(graph: Graph, value: int) -> bool:
+    """Whether some numbers that a value follows from are fp32 or fp64 in memory, of as many
+    elements: sums of halves, and of what two of them add up to, are exact enough."""
+    shape = graph.nodes[value].shape
+    behind = (graph.nodes[i] for i in ancestors(graph, [value], {}))
+    return any(n.op == "load" and n.shape == shape and n.dtype in ("f32", "f64") for n in behind)
 
 
 def _corrected(r: Rewriter, moments: Node, count: int) -> tuple[int, int]:
@@ -66,10 +75,10 @@ def _corrected(r: Rewriter, moments: Node, count: int) -> tuple[int, int]:
     chosen = r.add(replace(whole, op="where", args=(is_far, apart, number(0.0)), attr=RARELY))
     rest = step("sum", chosen)
     missed = step("mul", rest, number(1.0 / count))
-    # About this mean: those that warps found are about means of their own.
-    squares = step("sum", r.add(replace(whole, op="mul", args=(chosen, chosen), attr=RARELY)))
-    left = step("sub", squares, step("mul", missed, rest))
-    least = step("mul", squares, number(ROUNDINGS * torch.finfo(DTYPES[moments.dtype]).eps))
-    is_rounding = step("lt", left, least, dtype="bool")
-    left = step("where", is_rounding, number(0.0), left)
-    return step("add", mean, missed), step("where", is_far, left, m2)
+    eps = torch.finfo(DTYPES[moments.dtype]).eps
+    few_ulp = step("mul", mean, number(FEW_ULP * eps))
+    least = step("mul", step("mul", few_ulp, few_ulp), number(float(count)))
+    least = step("maximum", least, step("mul", m2, number(ROUNDINGS * eps)))
+    left = step("sub", m2, step("mul", missed, rest))
+    is_rounding = step("and", is_far, step("lt", left, least, dtype="bool"), dtype="bool")
+    return step("add", mean, missed), step("where", is_rounding, number(0.0), left)
