@@ -22,8 +22,10 @@ from tilewright.device import DEVICES
 from tilewright.fusion.cuda import program_source, target
 from tilewright.fusion.cuda.finishing import FINISH
 from tilewright.fusion.cuda.kernel import ENTRY, prelude
+from tilewright.fusion.staged import Staged, graphs_of
 from tilewright.fusion.stored import Stored
 from tilewright.impl import allocator
+from tilewright.impls.fused import InStages, graph_of
 from tilewright.tensor_spec import DTYPES
 
 MEMORY = Path(__file__).with_name("emulated.hpp").read_text()
@@ -166,7 +168,6 @@ class Emulated(Stored):
         super().__init__(graph, w)
         self.dtypes = graph.scalars
         self.again, self.offsets = graph.again, graph.offsets_bytes
-        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in w.outputs]
         self.temporaries, self.launches = [], []
         self.clusters: dict[str, int] = {}
         """By kernel: blocks of a cluster."""
@@ -255,6 +256,13 @@ class Emulated(Stored):
             getattr(self.library, f"run{n}")(*grid, threads, packed)
         assert not self.counters.any(), "blocks counted, and the counter was not put back"
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def emulated(w, device):
+    """The kernels of a workload under the schedules that run untuned."""
+    graph = graph_of(w)
+    built = [Emulated(g, target.heuristic(g, device), device, w) for g in graphs_of(graph)]
+    return InStages(built, graph) if isinstance(graph, Staged) else built[0]
 
 
 def _span(t):

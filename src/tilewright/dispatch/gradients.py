@@ -17,7 +17,7 @@ from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.frontend.reach import Reach, reached
-from tilewright.fusion.ir import Access
+from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.remembered import remembered
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload, told_apart
@@ -301,7 +301,7 @@ def _same_gradients(w: Workload, given: Sequence[str]) -> dict[str, str]:
     """Of a fused function's gradients, those that another tensor of the call is: a residual's is
     one that is given, and two tensors that are added have one."""
     graph = graph_of(w)
-    if isinstance(graph, str) or graph.tensors:
+    if not isinstance(graph, Graph) or graph.tensors:
         return {}
 
     def memory(node: int, access: Access, spec: TensorSpec) -> tuple[Any, ...]:

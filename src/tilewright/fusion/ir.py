@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
-from tilewright.tensor_spec import DTYPES
+from tilewright.tensor_spec import DTYPES, TensorSpec
 
 if TYPE_CHECKING:
     from tilewright.fusion.numbers import Numbers
@@ -93,6 +93,11 @@ class Graph:
     """Of each output the tensor that it is a slice of; () where each is a tensor."""
     joined: frozenset[int] = frozenset()
     """Axes that are several dims, which every tensor walks as one: no dim has such a size."""
+    stored: tuple[TensorSpec, ...] = ()
+    """What the outputs are of a graph that leaves no results, but what later ones read; see
+    staged.py."""
+    as_written: bool = False
+    """Whether sums must be the same as those of other graphs, to the bit."""
     numbers: Numbers | None = None
     """How the scalars follow from the numbers of a call; None where they are those."""
 
@@ -171,6 +176,8 @@ class Graph:
         """Whether sums meet the greatest or least of them where a rounding decides: are compared
         with it, say, as its gradient goes to what equals it. They are computed anew there, and
         compilers must not contract products into some of these sums and not into others."""
+        if self.as_written:
+            return True
         computed, extreme = set[int](), set[int]()
         for i, n in enumerate(self.nodes):
             if n.op in ("amax", "amin"):

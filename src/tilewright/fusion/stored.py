@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.ir import Graph
 from tilewright.impl import Executable
 from tilewright.op import Workload
@@ -16,6 +17,7 @@ class Stored(Executable):
     """What runs the kernels of a graph.
 
     Attributes:
+        outputs: shape, strides and dtype of each tensor that they write.
         written: as the graph's; kernels are the same for any place in a tensor.
         numbers: as the graph's.
         scalars: what kernels are given for the numbers of the workload.
@@ -24,6 +26,8 @@ class Stored(Executable):
     def __init__(self, graph: Graph, w: Workload):
         self.written, self.numbers = graph.written, graph.numbers
         self.scalars = self.scalars_of(tuple(w.scalars.values()))
+        outputs = graph.stored or outputs_of(w)
+        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in outputs]
 
     def scalars_of(self, numbers: tuple[float, ...]) -> tuple[float, ...]:
         """What kernels are given for those of a call."""

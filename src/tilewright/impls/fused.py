@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +24,9 @@ from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import optimise
 from tilewright.fusion.remembered import ByOperator
 from tilewright.fusion.row_pieces import in_pieces
+from tilewright.fusion.staged import Staged, graphs_of, main_of
 from tilewright.fusion.stored import Stored
-from tilewright.impl import IMPLS, CompileTask, Executable, Implementation
+from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Op, Workload
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import WHOLE
@@ -58,66 +60,90 @@ class Fused(Implementation):
             return graph
         if any(o.numel == 0 for o in outputs_of(w)):
             return EMPTY
-        return target(device).unsupported(graph, device)
+        module = target(device)
+        return next(filter(None, (module.unsupported(g, device) for g in graphs_of(graph))), None)
 
     def space(self, w: Workload, device: DeviceSpec) -> ConfigSpace[Any]:
-        return target(device).space(self.graph(w), device)
+        return target(device).space(self.main(w), device)
 
     def heuristic(self, w: Workload, device: DeviceSpec) -> Any:
-        return target(device).heuristic(self.graph(w), device)
+        return target(device).heuristic(self.main(w), device)
 
     def untuned(self, w: Workload, device: DeviceSpec) -> Any:
-        return _untuned(w.operator, w, device)
+        return _untuned(w.operator, w, main_of(self.graph(w)), device)
 
     def promising(self, w: Workload, device: DeviceSpec) -> list[Any]:
-        return target(device).promising(self.graph(w), device)
+        return target(device).promising(self.main(w), device)
 
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
-        return target(device).describe(self.graph(w), config, device)
+        graph, module = self.graph(w), target(device)
+        lines = [
+            module.describe(
+                own, config if k == main_of(graph) else module.heuristic(own, device), device
+            )
+            for k, own in enumerate(graphs_of(graph))
+        ]
+        return graph.described(lines) if isinstance(graph, Staged) else lines[0]
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
-        return _task(w.operator, w, config, device)
+        return _task(w.operator, w, main_of(self.graph(w)), config, device)
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
-        built = compiled(self.task(config, w, device))
-        graph = self.graph(w)
-        executable: Stored = target(device).executable(graph, config, w, built, device)
-        return ReadAgain(executable, graph) if is_read_again(graph) else executable
+        graph, built = self.graph(w), list[Executable]()
+        for k in range(len(graphs_of(graph))):
+            own = config if k == main_of(graph) else _untuned(w.operator, w, k, device)
+            built.append(_executable(w, k, own, device))
+        return InStages(built, graph) if isinstance(graph, Staged) else built[0]
 
     @staticmethod
-    def graph(w: Workload) -> Graph:
+    def graph(w: Workload) -> Graph | Staged:
         graph = graph_of(w)
-        assert isinstance(graph, Graph), f"{w}: {graph}"
+        assert not isinstance(graph, str), f"{w}: {graph}"
         return graph
+
+    @classmethod
+    def main(cls, w: Workload) -> Graph:
+        """The graph that schedules are for."""
+        graph = cls.graph(w)
+        return graphs_of(graph)[main_of(graph)]
 
 
 @functools.lru_cache(maxsize=16)
-def _task(op: Op, w: Workload, config: Any, device: DeviceSpec) -> CompileTask:
-    """Asked for twice in a row: whether it is compiled already, and to build it."""
-    return target(device).task(Fused.graph(w), config, device)
+def _task(op: Op, w: Workload, k: int, config: Any, device: DeviceSpec) -> CompileTask:
+    """Of the k-th graph. Asked for twice in a row: whether it is compiled already, and to build
+    it."""
+    return target(device).task(graphs_of(Fused.graph(w))[k], config, device)
+
+
+def _executable(w: Workload, k: int, config: Any, device: DeviceSpec) -> Executable:
+    graph = graphs_of(Fused.graph(w))[k]
+    built = compiled(_task(w.operator, w, k, config, device))
+    executable: Stored = target(device).executable(graph, config, w, built, device)
+    return ReadAgain(executable, graph) if is_read_again(graph) else executable
 
 
 @functools.lru_cache(maxsize=1024)
-def _untuned(op: Op, w: Workload, device: DeviceSpec) -> Any:
+def _untuned(op: Op, w: Workload, k: int, device: DeviceSpec) -> Any:
     """The heuristic's schedule, or if its kernel spills registers, of it and of a few that leave a
     thread more of them, and spill less, the one by which a simple model expects to lose least: see
     spills.py."""
-    fused = IMPLS["fused"]
+    graph, module = graphs_of(Fused.graph(w))[k], target(device)
 
     def spilled(config: Any) -> int:
-        found = compiled(_task(op, w, config, device)).resources
+        found = compiled(_task(op, w, k, config, device)).resources
         return found.spill_bytes if found else 0
 
     def lost(config: Any) -> float:
-        task = _task(op, w, config, device)
-        return spills.lost(fused.build(config, w, device), task.entry, compiled(task), device)
+        task = _task(op, w, k, config, device)
+        executable = _executable(w, k, config, device)
+        return spills.lost(executable, task.entry, compiled(task), device)
 
-    best = fused.heuristic(w, device)
+    best = module.heuristic(graph, device)
     spilled_first = spilled(best)
     if not spilled_first:
         return best
     least = lost(best)
-    space, every = fused.space(w, device), target(device).roomier(Fused.graph(w), best, device)
+    space, every = module.space(graph, device), module.roomier(graph, best, device)
     for c in itertools.islice((c for c in every if c in space), MOST_ROOMIER):
         with contextlib.suppress(CompileError):  # nobody has asked for it
             fewer = spilled(c) < spilled_first
@@ -154,17 +180,45 @@ class ReadAgain(Executable):
         return self.kernel(*tensors, pointers=[*addresses], **scalars)
 
 
+class InStages(Executable):
+    """Kernels of several graphs: what the earlier ones store the later ones are given, behind the
+    tensors of the workload. What is told of registers is told of the main graph's."""
+
+    def __init__(self, stages: Sequence[Executable], graph: Staged):
+        self.stages, self.specs = stages, [s for g in graph.graphs for s in g.stored]
+        main = stages[graph.main]
+        self.resources, self.later, self.work = main.resources, main.later, main.work
+        self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
+
+    @property
+    def workspace_bytes(self) -> int:  # type: ignore[override]
+        stored = sum(spec.numel * spec.itemsize for spec in self.specs)
+        return stored + max(stage.workspace_bytes for stage in self.stages)
+
+    def __call__(self, *tensors: torch.Tensor, **scalars: Any) -> Any:
+        *before, last = self.stages
+        for stage in before:
+            stored = stage(*tensors, **scalars)
+            tensors += (stored,) if isinstance(stored, torch.Tensor) else stored
+        return last(*tensors, **scalars)
+
+
 def target(device: DeviceSpec) -> ModuleType:
     return cuda_target if device.kind == "cuda" else cpp_target
 
 
 @ByOperator
-def graph_of(w: Workload) -> Graph | str:
+def graph_of(w: Workload) -> Graph | Staged | str:
     """The optimised graph of a workload, or in words why there is none."""
     for name, spec in w.tensors.items():
         if spec.dtype in WHOLE and not w.operator.fused:
             return f"{name} is {spec.dtype}; kernels generated for {w.op} take floating tensors"
     try:
-        return in_pieces(optimise(lower(w), relaxed="relaxed" in w.flags))
+        found = lower(w)
     except (Unsupported, NoImplementation) as reason:
         return str(reason)
+
+    def optimised(graph: Graph) -> Graph:
+        return in_pieces(optimise(graph, relaxed="relaxed" in w.flags))
+
+    return optimised(found) if isinstance(found, Graph) else found.mapped(optimised)

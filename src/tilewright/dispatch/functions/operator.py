@@ -25,6 +25,7 @@ from tilewright.fusion.frontend.reach import reached
 from tilewright.fusion.frontend.trace import by_shapes, program_of, trace_reference, trace_truth
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.remembered import ByOperator
+from tilewright.fusion.staged import graphs_of
 from tilewright.impls._vendor import tracked
 from tilewright.impls.fused import graph_of
 from tilewright.op import OPS, Op, Workload
@@ -77,7 +78,9 @@ class FusedFunction(Op):
 
     def read(self, w: Workload) -> frozenset[str]:
         graph = graph_of(w)
-        return frozenset(w.tensors) if isinstance(graph, str) else _loaded(w, graph)
+        if isinstance(graph, str):
+            return frozenset(w.tensors)
+        return frozenset[str]().union(*(_loaded(w, each) for each in graphs_of(graph)))
 
     def truth(self, w: Workload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The traced function in fp64; its casts from one floating dtype to another are dropped."""
@@ -87,8 +90,9 @@ class FusedFunction(Op):
 
 def _loaded(w: Workload, graph: Graph) -> frozenset[str]:
     names = list(w.tensors)
-    places = [*range(len(names)), *graph.again]
-    return frozenset(names[places[n.attr]] for n in graph.nodes if n.op == "load")
+    places = [*range(len(graph.inputs) - len(graph.again)), *graph.again]
+    loaded = (places[n.attr] for n in graph.nodes if n.op == "load")
+    return frozenset(names[place] for place in loaded if place < len(names))
 
 
 class _OnDevice(fx.Interpreter):

@@ -15,7 +15,6 @@ from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp.emit import emit, loops_of, program_of
 from tilewright.fusion.cpp.entry import ENTRY, signature
 from tilewright.fusion.cpp.schedule import LoopSchedule, loop_heuristic, loop_space
-from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CPU, CompileTask, Executable, allocator
@@ -107,7 +106,6 @@ class FusedLoops(Stored):
         super().__init__(graph, w)
         self.kernels = LoopKernels(graph, config, built)
         self.workspace_bytes = self.kernels.workspace_bytes
-        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in outputs_of(w)]
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
 
     def __call__(

@@ -36,7 +36,6 @@ from tilewright.fusion.cuda.rows.space import SEARCHED, row_space
 from tilewright.fusion.cuda.stages import Stage, fits_rows
 from tilewright.fusion.cuda.tiles import tiling
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
-from tilewright.fusion.frontend.families import outputs_of
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program
 from tilewright.fusion.remembered import remembered
@@ -190,7 +189,6 @@ class Kernels(Stored):
 
     def __init__(self, graph: Graph, w: Workload):
         super().__init__(graph, w)
-        self.outputs = [(o.shape, o.real_strides, o.torch_dtype) for o in outputs_of(w)]
         self._runs: dict[int, Callable[..., Any]] = {}
 
     def __call__(

@@ -89,6 +89,13 @@ class AxisTable:
         self._became.append((len(self._became),))
         return len(self._became) - 1
 
+    def copied(self) -> AxisTable:
+        """The same axes, to be joined and cut apart from these."""
+        other = AxisTable()
+        other._sizes, other._homes = [*self._sizes], [*self._homes]
+        other._became = [*self._became]
+        return other
+
     def __len__(self) -> int:
         return len(self._became)
 

@@ -9,16 +9,35 @@ from dataclasses import replace
 from typing import Any
 
 from tilewright.fusion.frontend.axes import Dim, Dims, Factor, Value, constant, grouped, refined
-from tilewright.fusion.frontend.pieces import boxed, view_of
-from tilewright.fusion.frontend.steps import Load, Steps, Unsupported
+from tilewright.fusion.frontend.pieces import Pieces, boxed, view_of
+from tilewright.fusion.frontend.steps import Load, Steps, TooManySteps, Unsupported
 from tilewright.fusion.ir import COMPARISONS
+from tilewright.op import Workload
 
 MOST_STEPS = 2000
-"""Each sum with its own transpose doubles the steps of what is transposed."""
+"""Each sum with its own transpose doubles the steps of what is transposed, until it is stored."""
 
 
 class GraphBuilder(Steps):
-    """Values of steps that broadcast, of views of others, and of slices."""
+    """Values of steps that broadcast, of views of others, and of slices.
+
+    Attributes:
+        copies: of each step those that compute it anew.
+        origins: of each of those the step.
+        taken: the steps that were computed anew with what is behind them.
+        kept_at: how many steps there were when something was stored last.
+    """
+
+    def __init__(self, w: Workload):
+        super().__init__(w)
+        self.copies: dict[int, list[int]] = {}
+        self.origins: dict[int, int] = {}
+        self.taken: set[int] = set()
+        self.kept_at = 0
+
+    def keep(self, held: Value | Pieces, reason: str) -> Value:
+        self.kept_at = len(self.steps)
+        return super().keep(held, reason)
 
     def combine(self, name: str, values: list[Value]) -> Value:
         """One step of values that broadcast. A value that cannot run along the axes of those before
@@ -241,8 +260,11 @@ class GraphBuilder(Steps):
             along: the dim that takes the place of one.
         """
         behind = self.ancestors([value.node])
-        if len(self.steps) + len(behind) > MOST_STEPS:
-            raise Unsupported(
+        taken = self.origins.get(value.node, value.node)
+        self.taken.add(taken)
+        if len(self.steps) - self.kept_at + len(behind) > MOST_STEPS:
+            self.copies.setdefault(taken, []).append(value.node)
+            raise TooManySteps(
                 f"{what} need more than {MOST_STEPS} steps: each computes anew what it is of; "
                 "fuse what is sliced, or what follows the slices, as a function of its own"
             )
@@ -260,6 +282,8 @@ class GraphBuilder(Steps):
                 attr = len(self.loads) - 1
             args = tuple(new[a] for a in step.args)
             new[i] = self.add(step.op, args, step.dtype, others(axes), attr)
+            origin = self.origins[new[i]] = self.origins.get(i, i)
+            self.copies.setdefault(origin, []).append(new[i])
         return Value(new[value.node], tuple(along(self.axes.factors(dim)) for dim in value.dims))
 
 

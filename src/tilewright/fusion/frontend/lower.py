@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
+from tilewright.fusion import instructions
 from tilewright.fusion.frontend.axes import Value, constant
+from tilewright.fusion.frontend.builder import MOST_STEPS
 from tilewright.fusion.frontend.composed import COMPOSED
 from tilewright.fusion.frontend.families import AcrossSizes
 from tilewright.fusion.frontend.indexing import IndexBuilder
 from tilewright.fusion.frontend.pieces import Pieces
-from tilewright.fusion.frontend.steps import Unsupported
+from tilewright.fusion.frontend.steps import Step, TooManySteps, Unsupported, values_of
 from tilewright.fusion.frontend.trace import arguments_of, arithmetics, trace_reference
-from tilewright.fusion.ir import POINTWISE, Draw, Graph
+from tilewright.fusion.ir import POINTWISE, REDUCTIONS, Draw, Graph, Node
+from tilewright.fusion.staged import Staged
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPE_NAMES, HALVES, WHOLE, TensorSpec
 
@@ -60,6 +63,9 @@ _WHOLE = {"maximum": "amax", "minimum": "amin"}
 _COUNTED = {"f32": 2**24, "f64": 2**53}
 """Whole numbers to these are exact."""
 _COUNTS = (torch.int32, torch.int64)
+_IN_ORDER = (*_IDENTITIES, "permute", "transpose", "t")
+_FEW = 10
+"""Instructions, which are as well repeated where a value that they take is stored."""
 _SIGNS = ("sign", "sgn")
 _OVER_BOOLEANS = {"any": "amax", "all": "amin"}
 _JOINED = {
@@ -89,24 +95,56 @@ _INSTEAD = {
 """What may be done about a step that is not taken."""
 
 
+MOST_KEPT = 32
+"""Values that are stored on the way."""
+FEWEST_ANEW = 4
+"""Times that a value is computed anew in all, at least, where it is worthwhile to store it."""
+MOST_ANEW = 128
+"""Instructions that compute an element of it anew: to write and read one takes a GPU as long as
+some hundred of them, and a CPU that finds it in no cache."""
+
+
 @AcrossSizes
-def lower(w: Workload) -> Graph:
-    """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs.
+def lower(w: Workload) -> Graph | Staged:
+    """The workload's graph: inputs upcast to the arithmetic type, outputs cast to theirs. It is in
+    stages where values are stored, since to compute them anew for each of their slices takes more.
 
     Raises:
         Unsupported: naming the first step that kernels are not made of, with its line.
     """
-    return _Lowering(w).graph()
+    trace = trace_reference(w, runtime_scalars=True)
+    kept: dict[fx.Node, str] = {}
+    while True:
+        lowering = _Lowering(w, trace, kept)
+        try:
+            outputs = lowering.outputs()
+        except TooManySteps:
+            costly = lowering.costliest()
+            if costly is None or len(kept) == MOST_KEPT:
+                raise
+        else:
+            costly = lowering.costlier_than_memory(outputs)
+            if costly is None or len(kept) == MOST_KEPT:
+                break
+        kept[costly[0]] = costly[1]
+    return lowering.finish(outputs, lowering.numbers)
 
 
 class _Lowering(IndexBuilder):
-    def __init__(self, w: Workload):
+    """One walk over a trace.
+
+    Attributes:
+        reasons: the steps of the trace whose results are stored, and why.
+        numbers: how many run-time scalars there are.
+    """
+
+    def __init__(self, w: Workload, trace: fx.GraphModule, kept: Mapping[fx.Node, str]):
         super().__init__(w)
         self.values: dict[fx.Node, Any] = {}
         self.arithmetics: dict[fx.Node, str] = {}
-        self.trace = trace_reference(w, runtime_scalars=True)
+        self.trace, self.reasons = trace, kept
 
-    def graph(self) -> Graph:
+    def outputs(self) -> list[Value | Pieces]:
         trace = self.trace
         inputs = list(self.w.tensors.values())
         self.arithmetics = arithmetics(self.w, trace)
@@ -121,14 +159,100 @@ class _Lowering(IndexBuilder):
             else:
                 index = self.add("scalar", (), self.scalar, (), i - len(inputs))
                 self.values[node] = Value(index, ())
+        self.numbers = len(placeholders) - len(inputs)
         outputs: list[Value | Pieces] = []
         for node in trace.graph.nodes:
             if node.op == "call_function":
                 if node.users or _name(node).endswith("_"):
                     self.values[node] = self.placed(node)
+                    if node in self.reasons:
+                        self.keep_result(node)
             elif node.op == "output":
                 outputs = [self.whole(o) for o in node.args[0]]
-        return self.finish(outputs, len(placeholders) - len(inputs))
+        return outputs
+
+    def keep_result(self, node: fx.Node) -> None:
+        """Of a step, which other steps may have the result of, too."""
+        held = self.values[node]
+        found = self.keep(held, self.reasons[node])
+        self.values |= {other: found for other, known in self.values.items() if known is held}
+
+    # ---- what is computed anew ----
+
+    def costliest(self) -> tuple[fx.Node, str] | None:
+        """The step to store the result of where steps have become too many: whose copies, with what
+        is behind them, are most of them; and why, in words."""
+        found = {
+            node: sum(self.steps_behind(i) * len(self.copies.get(i, ())) for i in made)
+            for node, made in self.taken_results()
+        }
+        if not any(found.values()):
+            return None
+        node = max(found, key=found.__getitem__)
+        return node, self.told(node, f"more than {MOST_STEPS} steps")
+
+    def costlier_than_memory(self, outputs: list[Value | Pieces]) -> tuple[fx.Node, str] | None:
+        """The step whose result takes most to compute anew, if that is longer than to store it."""
+        if not self.taken:
+            return None
+        ends = [v.node for one in (*outputs, *(k.held for k in self.kept)) for v in values_of(one)]
+        live = set(self.ancestors(ends))
+        found: dict[fx.Node, float] = {}
+        for node, made in self.taken_results():
+            size, anew, elements = math.prod(self.values[node].shape), 0, 0
+            for i in made:
+                copies = sum(self.size(k) for k in self.copies.get(i, ()) if k in live)
+                elements += copies
+                anew += copies * self.instructions_behind(i) if copies else 0
+            if elements >= FEWEST_ANEW * size and anew >= MOST_ANEW * size:
+                found[node] = anew / size
+        if not found:
+            return None
+        node = max(found, key=found.__getitem__)
+        return node, self.told(node, f"more than {MOST_ANEW} instructions for each element")
+
+    def told(self, node: Any, anew: str) -> str:
+        line = _written(node).meta.get("stack_trace")
+        reason = f"a value is stored: slices of it would be computed anew in {anew}"
+        return f"{reason} ({line})" if line else reason
+
+    def taken_results(self) -> Iterator[tuple[fx.Node, set[int]]]:
+        """Steps of the trace whose results were taken in slices, or what few instructions make of
+        one of these, and may be stored; and the steps of each."""
+        made: dict[fx.Node, set[int]] = {}
+        known = set[int]()
+        for node, held in self.values.items():
+            own = {v.node for v in values_of(held)} - known if held is not None else set()
+            known |= own
+            if own and node.op == "call_function" and len(self.dtypes(held)) == 1:
+                made[node] = own
+        sources = set[fx.Node]()
+        for node in (n for n, own in made.items() if not own.isdisjoint(self.taken)):
+            source = node
+            while _is_of_one(node) and node not in self.reasons:
+                (node,) = node.all_input_nodes
+                if node in made and node not in self.reasons:
+                    source = node
+            sources.add(source)
+        return ((n, own) for n, own in made.items() if n in sources and n not in self.reasons)
+
+    def size(self, i: int) -> int:
+        """Elements of a step."""
+        return math.prod(self.axes.size(a) for a in self.axes.roots(self.steps[i].axes))
+
+    def computed_behind(self, i: int) -> list[Step]:
+        behind = map(self.steps.__getitem__, self.ancestors([i]))
+        return [step for step in behind if step.op not in ("load", "const", "scalar", "cast")]
+
+    def steps_behind(self, i: int) -> int:
+        return len(self.computed_behind(i))
+
+    def instructions_behind(self, i: int) -> int:
+        """0 of what holds a reduction: rows that are cut into pieces may be walked once."""
+        computed = self.computed_behind(i)
+        if any(step.op in REDUCTIONS for step in computed):
+            return 0
+        return sum(instructions.of(Node(step.op, (), step.dtype, ())) for step in computed)
 
     def drawn(self, node: Any) -> Value:
         """A mask: an input whose buffer is the seed."""
@@ -143,7 +267,8 @@ class _Lowering(IndexBuilder):
         try:
             found = self.step(node)
         except Unsupported as reason:
-            raise Unsupported(f"{reason} ({self.line})" if self.line else str(reason)) from None
+            told = f"{reason} ({self.line})" if self.line else str(reason)
+            raise type(reason)(told) from None
         # Kernels would read and write beyond what is there.
         out = node.meta.get("val")
         fits = found is None or found.shape == tuple(out.shape) or _only_returned(node)
@@ -235,9 +360,10 @@ class _Lowering(IndexBuilder):
             assert isinstance(piece, Value), node
             return piece
 
-        found = self.of_each(step, list(given.values()), tuple(node.meta["val"].shape))
-        self.values.update(given)
-        return found
+        try:
+            return self.of_each(step, list(given.values()), tuple(node.meta["val"].shape))
+        finally:
+            self.values.update(given)
 
     def value(self, arg: Any) -> Value:
         if isinstance(arg, fx.Node):
@@ -530,6 +656,15 @@ def _is_whole(node: Any) -> bool:
     """Whether a step's result is of whole numbers."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in _COUNTS
+
+
+def _is_of_one(node: fx.Node) -> bool:
+    """Whether few instructions make each element of an element of one other tensor."""
+    if node.op != "call_function" or len(node.all_input_nodes) != 1:
+        return False
+    name = _name(node)
+    few = name in POINTWISE and instructions.of(Node(name, (), "f32", ())) <= _FEW
+    return few or name in _IN_ORDER
 
 
 def _only_returned(node: fx.Node) -> bool:

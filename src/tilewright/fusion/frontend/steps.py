@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.fusion.frontend.axes import AxisTable, Dim, Dims, Factor, Value, constant
 from tilewright.fusion.frontend.pieces import Pieces, slice_of, split_of, view_of
 from tilewright.fusion.ir import Access, Draw, Graph, Node, Positions
+from tilewright.fusion.staged import Staged
 from tilewright.op import Workload
 from tilewright.tensor_spec import DEFAULT_ALIGN, HALVES, TensorSpec
 
 
 class Unsupported(Exception):
     """The graph holds a step that the fusion compiler cannot take; the message names it."""
+
+
+class TooManySteps(Unsupported):
+    """What is computed anew takes more than is worthwhile; less, if some of it is stored."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Load:
-    """A tensor of the workload, by its place, or a slice of it from `offset` on, as a step reads
-    it; or a mask, which a seed there decides, or positions, whatever is there."""
+    """A tensor of the workload, by its place, or behind those one that is stored, or a slice of it
+    from `offset` on, as a step reads it; or a mask, which a seed there decides, or positions,
+    whatever is there."""
 
     place: int
     spec: TensorSpec
@@ -58,10 +65,20 @@ class Load:
         return replace(self, spec=spec, dims=tuple((f,) for dim in self.dims for f in dim))
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What is stored, to be read by later steps as a tensor is, and why."""
+
+    held: Value | Pieces
+    spec: TensorSpec
+    reason: str
+
+
 class Steps:
     """Those that are known so far. What runs along the same dim of a result is one axis.
 
     Attributes:
+        kept: what is stored on the way.
         line: of the reference's source, in which steps stand that are added now.
         arithmetic: the dtype in which they are computed.
         scalar: that of the run-time scalars.
@@ -72,6 +89,7 @@ class Steps:
         self.arithmetic = self.scalar = w.arithmetic
         self.steps: list[Step] = []
         self.loads: list[Load] = []
+        self.kept: list[Kept] = []
         self.axes = AxisTable()
         self.line: str | None = None
 
@@ -89,6 +107,13 @@ class Steps:
     def load(
         self, place: int, spec: TensorSpec, generator: Draw | Positions | None = None
     ) -> Value:
+        """An input, in the arithmetic type."""
+        found = self.read(place, spec, generator)
+        return Value(self.upcast(found.node), found.dims)
+
+    def read(
+        self, place: int, spec: TensorSpec, generator: Draw | Positions | None = None
+    ) -> Value:
         """An input; it does not vary along dims that it was expanded along, of stride 0."""
         sizes_and_strides = zip(spec.shape, spec.real_strides, strict=True)
         dims = tuple(
@@ -97,7 +122,13 @@ class Steps:
         )
         self.loads.append(Load(place, spec, dims, generator))
         step = self.add("load", (), spec.dtype, self.axes.along(dims), len(self.loads) - 1)
-        return Value(self.upcast(step), dims)
+        return Value(step, dims)
+
+    def keep(self, held: Value | Pieces, reason: str) -> Value:
+        """Store it; from now on it is a tensor, which is read at any elements in any order."""
+        (dtype,) = self.dtypes(held)
+        self.kept.append(Kept(held, TensorSpec(dtype, held.shape), reason))
+        return self.read(len(self.w.tensors) + len(self.kept) - 1, self.kept[-1].spec)
 
     def upcast(self, i: int) -> int:
         step = self.steps[i]
@@ -106,23 +137,82 @@ class Steps:
 
     def ancestors(self, of: Iterable[int]) -> list[int]:
         """The steps that `of` need, themselves included, in order."""
-        needed = set(of)
-        for i in reversed(range(len(self.steps))):
-            if i in needed:
-                needed.update(self.steps[i].args)
+        needed = set[int]()
+        left = [*of]
+        while left:
+            i = left.pop()
+            if i not in needed:
+                needed.add(i)
+                left += self.steps[i].args
         return sorted(needed)
 
-    def finish(self, outputs: list[Value | Pieces], scalars: int) -> Graph:
+    def finish(self, outputs: list[Value | Pieces], scalars: int) -> Graph | Staged:
+        """The graph, behind those of what is stored on the way: all that need nothing of one
+        another are one."""
+        first = len(self.w.tensors)
+        reads = [self.kept_behind([kept.held]) for kept in self.kept]
+        wanted = self.kept_behind(outputs)
+        turns: dict[int, int] = {}
+        for k in reversed(range(len(self.kept))):
+            wanted |= reads[k] if k in wanted else set()
+        for k in sorted(wanted):
+            turns[k] = 1 + max((turns[other] for other in reads[k]), default=-1)
+        places: dict[int, int] = {}
+        graphs, reasons = list[Graph](), [""]
+        for turn in range(max(turns.values(), default=-1) + 1):
+            now = [k for k, each in turns.items() if each == turn]
+            specs = tuple(self.kept[k].spec for k in now)
+            held = [self.kept[k].held for k in now]
+            graphs.append(self.graph_of(held, specs, scalars, places))
+            graphs[-1] = replace(graphs[-1], stored=specs)
+            reasons.append(self.kept[now[0]].reason)
+            places |= {first + k: first + len(places) + n for n, k in enumerate(now)}
+        last = self.graph_of(outputs, self.w.outputs, scalars, places)
+        return Staged.of((*graphs, last), tuple(reasons)) if graphs else last
+
+    def dtypes(self, held: Value | Pieces) -> set[str]:
+        return {self.steps[value.node].dtype for value in values_of(held)}
+
+    def kept_behind(self, held: Iterable[Value | Pieces]) -> set[int]:
+        """What of that which is stored is read on the way to these."""
+        every = (each for one in held for each in values_of(one))
+        behind = map(self.steps.__getitem__, self.ancestors(value.node for value in every))
+        places = (self.loads[step.attr].place for step in behind if step.op == "load")
+        return {place - len(self.w.tensors) for place in places if place >= len(self.w.tensors)}
+
+    def graph_of(
+        self,
+        outputs: Sequence[Value | Pieces],
+        specs: Sequence[TensorSpec],
+        scalars: int,
+        places: Mapping[int, int],
+    ) -> Graph:
+        """The graph of these outputs, on axes of its own.
+
+        Args:
+            places: those of tensors that are stored by then, as the graph has them.
+        """
+        own = copy.copy(self)
+        own.axes, own.steps = self.axes.copied(), [*self.steps]
+        return own.assembled(outputs, specs, scalars, places)
+
+    def assembled(
+        self,
+        outputs: Sequence[Value | Pieces],
+        specs: Sequence[TensorSpec],
+        scalars: int,
+        places: Mapping[int, int],
+    ) -> Graph:
         given = [
             (k, *piece)
-            for k, (out, spec) in enumerate(zip(outputs, self.w.outputs, strict=True))
+            for k, (out, spec) in enumerate(zip(outputs, specs, strict=True))
             for piece in _stored(out, spec)
         ]
         shared = self.share(self.ancestors(v.node for _, v, *_ in given))
         stores = [(*self.stored(v, spec, shared), spec, offset) for _, v, spec, offset in given]
         live = self.ancestors(out for out, *_ in stores)
         space = self.axes.ordered(a for i in live for a in self.steps[i].axes)
-        accesses, again, slots = self.inputs(live, space)
+        accesses, again, slots = self.inputs(live, space, places)
         new = {i: k for k, i in enumerate(live)}
         nodes = []
         for step in map(self.steps.__getitem__, live):
@@ -181,11 +271,13 @@ class Steps:
         return out, tuple(dims)
 
     def inputs(
-        self, live: list[int], space: list[int]
+        self, live: list[int], space: list[int], places: Mapping[int, int]
     ) -> tuple[list[Access], tuple[int, ...], dict[int, int]]:
         """How each tensor is read, then how some are read besides, of which tensors that is, and
         the place in the list of each of `self.loads`."""
-        accesses = [Access((0,) * len(space), s.dtype, s.align) for s in self.w.tensors.values()]
+        kept = {place: self.kept[k - len(self.w.tensors)].spec for k, place in places.items()}
+        tensors = [*self.w.tensors.values(), *(kept[place] for place in sorted(kept))]
+        accesses = [Access((0,) * len(space), s.dtype, s.align) for s in tensors]
         if self.w.seed is not None:
             accesses[self.w.seed] = Access((0,) * len(space), "bool", DEFAULT_ALIGN, Draw(0, 0))
         again: list[int] = []
@@ -195,14 +287,14 @@ class Steps:
             load = self.loads[number]
             plain = self.access(load.spec, load.dims, space)
             access = replace(plain, generator=load.generator, offset=load.offset)
-            if (load.place, access) not in known:
-                slot = load.place
+            slot = place = places.get(load.place, load.place)
+            if (place, access) not in known:
                 if slot in known.values():
                     slot = len(accesses)
-                    again.append(load.place)
+                    again.append(place)
                 accesses[slot : slot + 1] = [access]
-                known[load.place, access] = slot
-            slots[number] = known[load.place, access]
+                known[place, access] = slot
+            slots[number] = known[place, access]
         return accesses, tuple(again), slots
 
     def access(self, spec: TensorSpec, dims: Dims, space: list[int]) -> Access:
@@ -213,6 +305,10 @@ class Steps:
                     strides[axis] = stride
                 stride *= size
         return Access(tuple(strides.values()), spec.dtype, spec.align)
+
+
+def values_of(held: Value | Pieces) -> list[Value]:
+    return [held] if isinstance(held, Value) else [value for _, value in held.boxes]
 
 
 def _stored(out: Value | Pieces, spec: TensorSpec) -> list[tuple[Value, TensorSpec, int]]:
