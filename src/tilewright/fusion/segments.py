@@ -5,7 +5,7 @@ axes, since a row is at hand as a whole, and it adds its share to reductions ove
 nothing in the kernel needs their result: `splits` groups of rows add up a partial each, and a small
 kernel combines the partials, always in the same order. A graph is cut where a step needs such a
 result, or where a reduction fits neither way. Only reduced values cross a cut; what is as large as
-the inputs is computed again from them.
+the inputs is computed again from them (but see staged.py).
 
 Outputs that depend on other dims are kernels of their own, the smaller dims first. What kernels
 leave is known to all later ones, and they leave what those need that they have at hand.

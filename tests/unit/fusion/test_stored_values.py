@@ -13,15 +13,17 @@ from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.frontend import lower
+from tilewright.fusion.ir import Graph
 from tilewright.fusion.staged import Staged, graphs_of
-from tilewright.impl import IMPLS, allocator
+from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 
 pytestmark = pytest.mark.usefixtures("forgets_functions")
 needs_compiler = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
-FUSED, CPU, H200 = IMPLS["fused"], torch.device("cpu"), DEVICES["h200"]
+FUSED, CPU = IMPLS["fused"], torch.device("cpu")
+HOST, H200 = spec_of(None), DEVICES["h200"]
 
 
 def sobel(x):
@@ -43,21 +45,25 @@ def blurred_thrice(x):
     return blurred(blurred(blurred(x)))
 
 
-def with_transposes(x):
+def with_transposes(x, times=6):
     """Each sum with its own transpose doubles the steps."""
-    return functools.reduce(lambda a, _: (a + a.t() / 3).tanh(), range(6), x)
+    return functools.reduce(lambda a, _: (a + a.t() / 3).tanh(), range(times), x)
 
 
-def blurred_softmax(x):
-    """Rows of what is reduced, in slices that are sliced again."""
+def weighed(x, weight):
+    return functools.reduce(lambda a, _: (a + weight * a.t()).tanh(), range(6), x * weight)
+
+
+def sliced_softmax(x):
+    """Rows of what was reduced, in slices that are sliced again."""
     y = x.softmax(-1)
     for _ in range(7):
         y = F.pad(y[..., 1:] - y[..., :-1] + y[..., :-1].exp(), (0, 1))
     return y
 
 
-def masks_of_edges(x):
-    """Booleans are stored, too: of what is greater than all around it."""
+def edges_of_edges(x):
+    """Of booleans, that is."""
     found = sobel(x) > 1
     for _ in range(3):
         p = F.pad(found.float(), (1, 1, 1, 1))
@@ -65,20 +71,132 @@ def masks_of_edges(x):
     return found.float() * x
 
 
-STENCILS = [
+CASES = [
     (sobel, "x=f32[2,7,9]"),
     (sobel, "x=f16[5,12]"),
     (sobel, "x=bf16[2,6,8]@strides(100,1,7)"),
     (blurred_thrice, "x=f32[6,11]"),
     (with_transposes, "x=f32[9,9]"),
     (with_transposes, "x=f64[6,6]@strides(1,7)"),
+    (sliced_softmax, "x=f32[3,21]"),
+    (edges_of_edges, "x=f32[7,9]"),
 ]
 
 
 def assert_right(w):
     verifier = Verifier(w, CPU)
-    assert verifier.check(FUSED.build(FUSED.heuristic(w, CPU_SPEC), w, CPU_SPEC)).message == ""
+    assert verifier.check(FUSED.build(FUSED.heuristic(w, HOST), w, HOST)).message == ""
     assert verifier.check(emulated(w, H200)).message == ""
 
 
-CPU_SPEC = spec_of(None)
+@needs_compiler
+@pytest.mark.parametrize(("function", "tensors"), CASES)
+def test_slices_of_what_is_stored_are_right(function, tensors):
+    fuse(function)
+    w = Workload.parse(f"{function.__name__}({tensors})")
+    assert isinstance(graph_of(w), Staged) == (function is not sobel)
+    assert_right(w)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("function", "tensors"), CASES)
+def test_gradients_through_what_is_stored_are_right(function, tensors):
+    fuse(function)
+    w = gradients_of(Workload.parse(f"{function.__name__}({tensors})"))
+    assert isinstance(graph_of(w), Staged)
+    assert_right(w)
+
+
+@needs_compiler
+@pytest.mark.parametrize("function", [sobel, blurred_thrice, with_transposes])
+def test_they_are_pytorchs_at_any_size_and_in_any_order(function):
+    fused = tw.fuse(function)
+    for size in (6, 13):
+        x = torch.randn(size, 2 * size)[:, ::2].t().requires_grad_()
+        out = fused(x)
+        given = torch.randn_like(out)
+        (found,) = torch.autograd.grad(out, x, given)
+        wide = x.detach().double().requires_grad_()
+        right = function(wide)
+        (gradient,) = torch.autograd.grad(right, wide, given.double())
+        torch.testing.assert_close(out, right.float())
+        torch.testing.assert_close(found, gradient.float(), rtol=1e-4, atol=1e-5)
+
+
+@needs_compiler
+def test_numbers_of_a_call_reach_every_stage():
+    fused = tw.fuse(weighed)
+    x = torch.randn(9, 9, dtype=torch.float64)
+    for weight in (0.25, 0.5, 0.75):
+        torch.testing.assert_close(fused(x, weight), weighed(x, weight))
+
+
+@needs_compiler
+def test_other_schedules_are_right():
+    fuse(sobel)
+    w = gradients_of(Workload.parse("sobel(x=f32[64,70])"))
+    verifier, space = Verifier(w, CPU), FUSED.space(w, HOST)
+    assert FUSED.heuristic(w, HOST) in space
+    for config in space.neighbours(FUSED.heuristic(w, HOST)):
+        assert verifier.check(FUSED.build(config, w, HOST)).message == ""
+
+
+@pytest.mark.parametrize("device", [HOST, H200], ids=lambda spec: spec.kind)
+def test_it_is_told_why_a_value_is_stored(device):
+    fuse(sobel)
+    w = gradients_of(Workload.parse("sobel(x=f32[16,512,512])"))
+    graph = graph_of(w)
+    assert [len(g.stored) for g in graphs_of(graph)] == [2, 0]
+    lines = FUSED.describe(FUSED.heuristic(w, device), w, device)
+    assert [line.partition(":")[0] for line in lines] == [f"kernel {k}" for k in range(8)]
+    line = sobel.__code__.co_firstlineno
+    (why,) = (s for s in lines if "a value is stored" in s)
+    told = "a value is stored: slices of it would be computed anew in more than 2000 steps"
+    assert f"; cut: {told} (" in why
+    assert int(why.rpartition(":")[2].rstrip(")")) - line in range(9)
+
+
+@needs_compiler
+def test_what_is_stored_is_workspace():
+    fuse(sobel)
+    w = gradients_of(Workload.parse("sobel(x=f32[16,40,50])"))
+    assert FUSED.build(FUSED.heuristic(w, HOST), w, HOST).workspace_bytes >= 2 * 16 * 40 * 50 * 4
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x[..., 4:].exp(), x[..., :4].exp()], -1) * x,
+        lambda x: (x.sigmoid()[..., 1:] - x.sigmoid()[..., :-1]).square(),
+        lambda x: x.tanh() + x.tanh().t(),
+        blurred,
+    ],
+)
+def test_what_costs_little_to_compute_anew_is_not_stored(function):
+    fuse(function, name="cheap")
+    assert isinstance(graph_of(Workload.parse("cheap(x=f32[8,8])")), Graph)
+
+
+def test_extremes_of_what_is_stored_meet_the_same_bits():
+    """What a stage computes anew is compared with what another found the greatest of."""
+    fuse(lambda x: with_transposes(x).amax(-1), name="greatest")
+    w = gradients_of(Workload.parse("greatest(x=f32[9,9])"))
+    assert all(graph.meets_extremes for graph in graphs_of(graph_of(w)))
+
+
+def test_more_than_so_many_values_are_not_stored(monkeypatch):
+    monkeypatch.setattr(lower, "MOST_KEPT", 1)
+
+    def some(x):
+        return with_transposes(x, 12)
+
+    def more(x):
+        return with_transposes(x, 13)
+
+    for function in (some, more):
+        fuse(function)
+        graph = graph_of(Workload.parse(f"{function.__name__}(x=f32[9,9])"))
+        assert isinstance(graph, Staged) == (function is some)
+    line = more.__code__.co_firstlineno + 1
+    assert "need more than 2000 steps: each computes anew what it is of; fuse what is" in graph
+    assert f"test_stored_values.py:{line})" in graph

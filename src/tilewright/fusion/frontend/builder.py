@@ -89,7 +89,7 @@ class GraphBuilder(Steps):
             if f.axis is not None and g.axis is not None
         ]
         axes = [f.axis for dim in joined for f in dim if f.axis is not None]
-        if not self.axes.join(pairs, [axes, *(s.axes for s in self.steps)]):
+        if not self.axes.join(pairs, [axes, *self.runs]):
             return None
         self.axes.place(joined)
         return joined

@@ -78,6 +78,7 @@ class Steps:
     """Those that are known so far. What runs along the same dim of a result is one axis.
 
     Attributes:
+        runs: the different sets of axes along which they vary.
         kept: what is stored on the way.
         line: of the reference's source, in which steps stand that are added now.
         arithmetic: the dtype in which they are computed.
@@ -88,6 +89,7 @@ class Steps:
         self.w = w
         self.arithmetic = self.scalar = w.arithmetic
         self.steps: list[Step] = []
+        self.runs: set[frozenset[int]] = set()
         self.loads: list[Load] = []
         self.kept: list[Kept] = []
         self.axes = AxisTable()
@@ -101,7 +103,9 @@ class Steps:
         axes: Iterable[int | None],
         attr: Any = None,
     ) -> int:
-        self.steps.append(Step(op, args, dtype, self.axes.roots(axes), attr, self.line))
+        along = self.axes.roots(axes)
+        self.steps.append(Step(op, args, dtype, along, attr, self.line))
+        self.runs.add(along)
         return len(self.steps) - 1
 
     def load(
