@@ -4,11 +4,22 @@ import functools
 
 import pytest
 import torch
+from hypothesis import given
 from torch.nn import functional as F
 
 import tilewright as tw
 from emulated import emulated
-from random_graphs import gradients_of
+from random_graphs import (
+    MANY_MOVES,
+    MANY_VIEWS,
+    RARE_STEPS,
+    gradient_workload,
+    gradients_of,
+    is_misfit,
+    programs,
+    run_examples,
+    workload,
+)
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.functions.fuse import fuse
@@ -200,3 +211,31 @@ def test_more_than_so_many_values_are_not_stored(monkeypatch):
     line = more.__code__.co_firstlineno + 1
     assert "need more than 2000 steps: each computes anew what it is of; fuse what is" in graph
     assert f"test_stored_values.py:{line})" in graph
+
+
+def anything(lowering, outputs):
+    """Up to three results are stored, whatever they cost."""
+    lowering.taken.update(range(len(lowering.steps)))
+    able = [node for node, _ in lowering.taken_results()]
+    if len(lowering.reasons) == 3 or not able:
+        return None
+    return able[(7 * len(lowering.reasons) + 3) % len(able)], "it is tried"
+
+
+@needs_compiler
+@pytest.mark.parametrize("kinds", [MANY_MOVES, MANY_VIEWS, RARE_STEPS])
+@pytest.mark.parametrize("of", [workload, gradient_workload], ids=["forward", "gradients"])
+def test_random_graphs_are_right_whatever_is_stored(kinds, of, monkeypatch):
+    monkeypatch.setattr(lower._Lowering, "costlier_than_memory", anything)
+    staged = 0
+
+    @given(programs(kinds=kinds, most_steps=6))
+    def check(program):
+        nonlocal staged
+        w = of(program)
+        if not is_misfit(FUSED.unsupported(w, HOST)):
+            staged += isinstance(graph_of(w), Staged)
+            assert_right(w)
+
+    run_examples(check, 8, shrink=False)
+    assert staged > 4
