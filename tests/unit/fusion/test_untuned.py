@@ -175,7 +175,7 @@ def spilling(monkeypatch, told):
     compiled; returns the configs that were."""
     configs = []
 
-    def task(op, w, config, device):
+    def task(op, w, k, config, device):
         if config not in configs:
             configs.append(config)
         return CompileTask("nvrtc", str(config), (), "fused")
