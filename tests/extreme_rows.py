@@ -71,7 +71,8 @@ def assert_rows_stay_by_themselves(w, run, device):
 
 
 def assert_constant_rows_right(w, run, device):
-    """No variance: of layer norms nothing is left but the bias, and others are rounded."""
+    """No variance: of layer norms nothing is left but the bias. Other norms have results, which are
+    rounded."""
     tensors = w.operator.examples(w, "random", 0, device)
     for constant in CONSTANTS:
         given = [t.clone() for t in tensors]

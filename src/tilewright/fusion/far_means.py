@@ -25,9 +25,6 @@ FAR = 1024.0
 ROUNDINGS = 256
 """Of sums of squares that are all the rounding of a mean, what is no more may be their own: chains
 of as many additions leave that."""
-FEW_ULP = 2.0
-"""Of a mean, which a standard deviation has to be to be one: warps that find moments of what they
-hold do so about means of their own."""
 
 
 def corrected_far_means(graph: Graph) -> Graph:
@@ -75,10 +72,7 @@ def _corrected(r: Rewriter, moments: Node, count: int) -> tuple[int, int]:
     chosen = r.add(replace(whole, op="where", args=(is_far, apart, number(0.0)), attr=RARELY))
     rest = step("sum", chosen)
     missed = step("mul", rest, number(1.0 / count))
-    eps = torch.finfo(DTYPES[moments.dtype]).eps
-    few_ulp = step("mul", mean, number(FEW_ULP * eps))
-    least = step("mul", step("mul", few_ulp, few_ulp), number(float(count)))
-    least = step("maximum", least, step("mul", m2, number(ROUNDINGS * eps)))
     left = step("sub", m2, step("mul", missed, rest))
-    is_rounding = step("and", is_far, step("lt", left, least, dtype="bool"), dtype="bool")
+    least = step("mul", m2, number(ROUNDINGS * torch.finfo(DTYPES[moments.dtype]).eps))
+    is_rounding = step("lt", left, least, dtype="bool")
     return step("add", mean, missed), step("where", is_rounding, number(0.0), left)

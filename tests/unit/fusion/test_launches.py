@@ -1,7 +1,10 @@
 """Kernels side by side in one launch: which are, and that each computes what it does alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from emulated import Emulated
 from neighbours import LARGE, SMALL, TOKENS, blurred, shift_of_norm, short_convolution, token_shift
@@ -139,3 +142,52 @@ def test_rows_of_a_cluster_have_a_launch_to_themselves():
     program = programs.program_of(graph, config, H200)
     assert launches.schedule_of(program, 1, config, H200).cluster > 1
     assert launches.launches(program, config, H200) == [[0], [1], [2, 3], [4]]
+
+
+def two_sizes(x, y):
+    return F.layer_norm(x, x.shape[-1:]), F.layer_norm(y * torch.sigmoid(y), y.shape[-1:])
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        "x=f32[16384,2048], y=f32[512,8192]",
+        "x=bf16[16384,2048], y=bf16[1024,4096]",
+        "x=f32[4096,1024], y=f32[512,1024]",
+    ],
+)
+def test_no_kernel_has_fewer_registers_beside_another_than_it_asks_for(tensors):
+    fuse(two_sizes)
+    graph = graph_of(Workload.parse(f"two_sizes({tensors})"))
+    found = compiled(target.task(graph, target.heuristic(graph, H200), H200))
+    assert found.resources.spill_bytes == 0
+
+
+def test_kernels_of_a_launch_share_memory():
+    """What NVRTC makes of several arrays is as large as all of them."""
+    names = [f"x{k}" for k in range(8)]
+    text = f"lambda {', '.join(names)}: ({', '.join(f'{n}.sum(0)' for n in names)},)"
+    fuse(eval(text), name="sums_of_eight")
+    tensors = ", ".join(f"{n}=bf16[{64 << k},2048]" for k, n in enumerate(names))
+    graph = graph_of(Workload.parse(f"sums_of_eight({tensors})"))
+    config = replace(target.heuristic(graph, H200), vector=8, lanes=32, shares=8, unroll=1)
+    program = programs.program_of(graph, config, H200)
+    group = launches.launches(program, config, H200)[0]
+    assert len(group) > 2
+    parts = parts_of(program, group, config, H200)
+    text, _ = side_by_side(parts, ENTRY)
+    assert text.count("__shared__") == 1
+    assert f"shared[{max(part.shared_bytes for part in parts) // 16}]" in text
+
+
+def test_parameters_of_a_launch_are_no_more_than_drivers_take():
+    names = [f"x{k}" for k in range(12)]
+    body = ", ".join(
+        f"{n}[{k % 5 + 1}:] * {m}[{k % 5 + 1}:]" for k, (n, m) in
+        enumerate(zip(names * 3, (names * 3)[1:], strict=False))
+    )  # fmt: skip
+    fuse(eval(f"lambda {', '.join(names)}: ({body},)"), name="many_slices")
+    tensors = ", ".join(f"{n}=f32[40,30,50]@strides(3000,100,1)" for n in names)
+    graph = graph_of(Workload.parse(f"many_slices({tensors})"))
+    _, _, stages = program_source.emit(graph, target.heuristic(graph, H200), H200)
+    assert all(8 * len(s.signature) <= launches.MOST_BYTES for s in stages)

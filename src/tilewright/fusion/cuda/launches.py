@@ -11,7 +11,11 @@ import math
 from dataclasses import replace
 
 from tilewright.device import MAX_GRID, DeviceSpec
-from tilewright.fusion.cuda.pointwise.schedule import PointwiseSchedule, pointwise_heuristic
+from tilewright.fusion.cuda.pointwise.schedule import (
+    PointwiseSchedule,
+    pointwise_heuristic,
+    pointwise_registers,
+)
 from tilewright.fusion.cuda.programs import (
     gathers,
     is_joining,
@@ -23,18 +27,20 @@ from tilewright.fusion.cuda.programs import (
     program_of,
     tiles_of,
 )
+from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.heuristics import row_heuristic
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.stages import Schedule, adds_columns, rows_last
-from tilewright.fusion.cuda.tiles.tiling import Tiles
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
+from tilewright.fusion.cuda.tiles.tiling import Tiles, blocks_asked_for
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program
 
 SMALLER = 4
 """Times, at least: kernels of a size keep the registers that suit each."""
-MOST_TENSORS = 96
-"""Of a launch whose kernels walk: with sizes and strides they are parameters, of 4096 bytes."""
+MOST_BYTES = 4096
+"""Of a launch's parameters: older drivers take no more."""
 
 
 def launches(program: Program, config: Schedule, device: DeviceSpec) -> list[list[int]]:
@@ -46,12 +52,14 @@ def launches(program: Program, config: Schedule, device: DeviceSpec) -> list[lis
         rest.sort(key=lambda k: (k == main, _elements(program, k)), reverse=True)
         while rest:
             leader, *others = rest
-            threads = _led_threads(program, leader, config, device)
+            threads, registers = _led(program, leader, config, device)
             beside: list[int] = []
             for k in others if threads else []:
-                fits = _tensors(program, [leader, *beside, k]) <= MOST_TENSORS
-                if fits and _is_smaller(program, k, leader, device):
-                    beside += [k] * (schedule_of(program, k, config, device, threads) is not None)
+                group = [leader, *beside, k]
+                if _is_smaller(program, k, leader, device) and _have_room(program, group):
+                    s = schedule_of(program, k, config, device, threads)
+                    if s and _is_content(program, k, s, config, device, registers):
+                        beside.append(k)
             groups.append([leader, *sorted(beside)])
             rest = [k for k in others if k not in beside]
         found += sorted(groups, key=min)
@@ -90,14 +98,43 @@ def schedule_of(
     return None
 
 
-def _led_threads(program: Program, k: int, config: Schedule, device: DeviceSpec) -> int:
-    """Of a block of a launch that segment `k` leads; 0 where it has its launch to itself."""
+def _led(program: Program, k: int, config: Schedule, device: DeviceSpec) -> tuple[int, int]:
+    """Threads of a block of a launch that segment `k` leads, and registers that its bounds leave
+    each; 0 where it has its launch to itself."""
     if (k == main_kernel(program) and meets(config)) or adds_columns(program.segments[k]):
-        return 0
-    found = schedule_of(program, k, config, device)
-    if isinstance(found, RowSchedule) and not _is_plain(found):
-        return 0
-    return found.block_threads if found else 0
+        return 0, 0
+    s = schedule_of(program, k, config, device)
+    if s is None or (isinstance(s, RowSchedule) and not _is_plain(s)):
+        return 0, 0
+    return s.block_threads, _registers_left(program, k, s, config, device)
+
+
+def _registers_left(
+    program: Program, k: int, s: Schedule, config: Schedule, device: DeviceSpec
+) -> int:
+    """What the bounds of segment `k` leave a thread."""
+    at_once = s.min_blocks if isinstance(s, RowSchedule) else 1
+    if isinstance(s, TileSchedule):
+        at_once = blocks_asked_for(Tiles(tiles_of(program, k, config).area, s), device)
+    left = device.registers_left(s.block_threads, at_once)
+    return min(left, s.max_registers or left)
+
+
+def _is_content(
+    program: Program, k: int, s: Schedule, config: Schedule, device: DeviceSpec, registers: int
+) -> bool:
+    """Whether segment `k` needs no more registers than these: its own bounds leave it no more, or
+    it is reckoned to need half of them, which is no close estimate."""
+    if _registers_left(program, k, s, config, device) <= registers:
+        return True
+    segment = program.segments[k]
+    if isinstance(s, TileSchedule):
+        needed = Tiles(tiles_of(program, k, config).area, s).estimated_registers
+    elif isinstance(s, RowSchedule):
+        needed = estimated_registers(s, Footprint(rows_last(segment.graph)))
+    else:
+        needed = pointwise_registers(segment.graph, s)
+    return 2 * needed <= registers
 
 
 def _is_plain(s: RowSchedule) -> bool:
@@ -111,15 +148,24 @@ def _is_smaller(program: Program, k: int, leader: int, device: DeviceSpec) -> bo
     """Whether a kernel is so much the smaller, or has steps alone, as the leader has, and both so
     few elements that a device can take all at once."""
     several = [_elements(program, k), _elements(program, leader)]
-    if math.fsum(several) > MAX_GRID:  # as many blocks, at most
-        return False
     plain = {kind_of(program, k), kind_of(program, leader)} == {"pointwise"}
     few = math.fsum(several) <= device.sms * device.threads_per_sm
     return (plain and few) or several[0] * SMALLER <= several[1]
 
 
-def _tensors(program: Program, group: list[int]) -> int:
-    return sum(len(s.reads) + len(s.writes) for s in map(program.segments.__getitem__, group))
+def _have_room(program: Program, group: list[int]) -> bool:
+    """Whether grids and parameters of these kernels fit one launch: addresses, and for each part
+    its sizes, those as divisors, and strides."""
+    blocks, words = 0, 0
+    for n, k in enumerate(group):
+        graph, segment = program.segments[k].graph, program.segments[k]
+        by_output = n > 0 and kind_of(program, k) == "pointwise"
+        written = 1 if by_output else len(segment.writes)
+        strides = len(graph.space) * (3 + len(segment.reads) + written)
+        words += len(segment.reads) + len(segment.writes) + len(graph.scalars)
+        words += (2 + strides) * (len(segment.writes) if by_output else 1)
+        blocks += _elements(program, k)
+    return blocks <= MAX_GRID and 8 * words <= MOST_BYTES
 
 
 def _elements(program: Program, k: int) -> int:

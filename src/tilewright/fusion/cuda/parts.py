@@ -28,11 +28,13 @@ class Part:
     """One kernel of a launch, as a device function.
 
     Attributes:
-        name: of the function, which takes the number of a block of its own, tensors, numbers and
-            scalars.
+        name: of the function, which takes shared memory, if it shares that, the number of a block
+            of its own, tensors, numbers and scalars.
         buffers: of its tensors.
         numbers: their values, the count of rows or elements first where it takes that.
         bounds: of a launch that it leads.
+        shared_bytes: of what all parts of a launch have in one place; None of one that declares its
+            own.
         awaits: it reads what the launch before wrote in such a way that it may begin before that
             has ended.
     """
@@ -47,6 +49,7 @@ class Part:
     bounds: str
     estimated_registers: int
     awaits: bool = False
+    shared_bytes: int | None = None
 
     @property
     def tensors(self) -> list[str]:
@@ -135,10 +138,11 @@ def _of_tiles(program: Program, k: int, tiles: Tiles, device: DeviceSpec, name: 
     assert _has_room(program, segment, tiles), (segment, s)
     kernel = TileKernel(tiles)
     at_once = 1 if joins else blocks_asked_for(tiles, device)
+    text = kernel.emit(name, apart=False)
     return Part(
-        kernel, kernel.emit(name), name, (*segment.reads, *segment.writes), (),
+        kernel, text, name, (*segment.reads, *segment.writes), (),
         tiles.blocks, s.block_threads, launch_bounds(s.block_threads, at_once, s.max_registers),
-        0 if joins else tiles.estimated_registers, awaits=True,
+        0 if joins else tiles.estimated_registers, True, kernel.shared_bytes,
     )  # fmt: skip
 
 
@@ -167,7 +171,9 @@ def side_by_side(parts: list[Part], entry: str) -> tuple[str, Stage]:
         start = f"first{n}" if n else "0"
         own = [f"{declared}_{n}" for declared in part.numbers]
         given = [*(f"b{b}" for b in part.buffers), *(p.split()[-1] for p in (*own, *scalars))]
-        calls.append((start, f"{part.name}({', '.join([f'blockIdx.x - {start}', *given])});"))
+        given = [f"blockIdx.x - {start}", *given]
+        given = given if part.shared_bytes is None else ["shared", *given]
+        calls.append((start, f"{part.name}({', '.join(given)});"))
         numbers += [f"int {start}", *own] if n else own
         codes += ("i" if n else "") + part.codes
         values += [*([first] if n else []), *part.values]
@@ -180,12 +186,15 @@ def side_by_side(parts: list[Part], entry: str) -> tuple[str, Stage]:
     read = [b for b, kind in tensors.items() if kind.startswith("const")]
     wait = ["  await_previous();", *(f"  b{b} = afresh(b{b});" for b in read)]
     overlaps = entry != ENTRY and all(part.awaits for part in parts)
+    tiled = [part.shared_bytes for part in parts if part.shared_bytes is not None]
+    quads = max(math.ceil(max(tiled, default=0) / 16), 1)
+    shared = [f"  __shared__ Quad shared[{quads}];"] if tiled else []
     body = [
         f"  {'else ' if n < len(calls) - 1 else ''}if (blockIdx.x >= {start}) {call}"
         for n, (start, call) in reversed(list(enumerate(calls)))
     ]
     texts = [part.text for part in parts]
-    text = "\n".join([*texts, head, *(wait if overlaps else []), *body, "}", ""])
+    text = "\n".join([*texts, head, *shared, *(wait if overlaps else []), *body, "}", ""])
     stage = Stage(
         entry,
         tuple(tensors),

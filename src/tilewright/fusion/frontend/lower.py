@@ -24,6 +24,13 @@ from tilewright.fusion.staged import Staged
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPE_NAMES, HALVES, WHOLE, TensorSpec
 
+MOST_KEPT = 32
+"""Values that are stored on the way."""
+FEWEST_ANEW = 4
+"""Times that a value is computed anew in all, at least, where it is worthwhile to store it."""
+MOST_ANEW = 128
+"""Instructions that compute an element of it anew: to write and read one takes a GPU as long as
+some hundred of them, and a CPU that finds it in no cache."""
 _RENAMED = {
     "true_divide": "div",
     "max": "maximum",
@@ -93,15 +100,6 @@ _INSTEAD = {
     ),
 }
 """What may be done about a step that is not taken."""
-
-
-MOST_KEPT = 32
-"""Values that are stored on the way."""
-FEWEST_ANEW = 4
-"""Times that a value is computed anew in all, at least, where it is worthwhile to store it."""
-MOST_ANEW = 128
-"""Instructions that compute an element of it anew: to write and read one takes a GPU as long as
-some hundred of them, and a CPU that finds it in no cache."""
 
 
 @AcrossSizes

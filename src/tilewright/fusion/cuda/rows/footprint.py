@@ -15,6 +15,7 @@ from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
 from tilewright.fusion.cuda.vectors import access_bytes, held_bytes
+from tilewright.fusion.far_means import corrected_far_means
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import Plan, needed_in, plan_rows
 from tilewright.fusion.remembered import remembered
@@ -71,9 +72,16 @@ class Footprint:
         return plan_rows(self.graph, moments, recompute, packed=self.in_sets)
 
     @remembered
+    def rare_plan(self, moments: str, recompute: bool) -> Plan:
+        """What kernels do where rows are far from zero, too, and have memory for."""
+        graph = self.graph if self.in_sets else corrected_far_means(self.graph)
+        known = graph is self.graph
+        return self.plan(moments, recompute) if known else plan_rows(graph, moments, recompute)
+
+    @remembered
     def carried(self, moments: str) -> list[str]:
         """Dtypes of the slots in which sweeps keep something for later ones."""
-        plan = self.plan(moments, True)
+        plan = self.rare_plan(moments, True)
         return [plan.graph.nodes[i].dtype for i in sorted({*plan.slots.values()})]
 
     @functools.cached_property
@@ -124,7 +132,7 @@ class Footprint:
     @remembered
     def kept_at_once(self, moments: str, recompute: bool = True) -> int:
         """Bytes of one element that are kept between two sweeps, at most."""
-        plan = self.plan(moments, recompute)
+        plan = self.rare_plan(moments, recompute)
         dtypes = [[plan.graph.nodes[i].dtype for i in p.carried_out] for p in plan.phases]
         return max(sum(DTYPES[d].itemsize for d in kept) for kept in dtypes)
 
@@ -140,7 +148,7 @@ class Footprint:
     @remembered
     def told(self, moments: str, recompute: bool = True) -> tuple[int, int]:
         """What a warp tells the others of its row: bytes, and in how many sweeps."""
-        plan = self.plan(moments, recompute)
+        plan = self.rare_plan(moments, recompute)
         numbers = {**dict.fromkeys(JOINS, 1), "m2": 2, "sum_exp": 2}
         reductions = [[plan.graph.nodes[i] for i in phase.reductions] for phase in plan.phases]
         found = (numbers.get(n.op, 0) * DTYPES[n.dtype].itemsize for of in reductions for n in of)

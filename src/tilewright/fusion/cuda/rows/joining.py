@@ -64,7 +64,7 @@ class Joining(Walking):
         return [phase for phase in self.plan.phases if phase.reductions]
 
     @remembered
-    def rare(self, phase: Phase) -> list[int]:
+    def rare_operands(self, phase: Phase) -> list[int]:
         """What a sweep adds up that is for rows far from zero alone; none if it is for others, too.
         Between two of them there is a sweep for all rows, so their buffers need not alternate."""
         nodes, added = self.graph.nodes, [self.graph.nodes[i].args[0] for i in phase.reductions]
@@ -79,7 +79,7 @@ class Joining(Walking):
     @functools.cached_property
     def alternates(self) -> bool:
         several = self.warps * self.s.cluster > 1
-        always = [phase for phase in self.joining if not self.rare(phase)]
+        always = [phase for phase in self.joining if not self.rare_operands(phase)]
         return self.persistent and len(always) == 1 and several
 
     @property
@@ -87,7 +87,7 @@ class Joining(Walking):
         return self.s.rows_per_block * (2 if self.alternates else 1)
 
     def buffer(self, sweep: int) -> str:
-        alternates = self.alternates and not self.rare(self.joining[sweep])
+        alternates = self.alternates and not self.rare_operands(self.joining[sweep])
         return f"group + steps % 2 * {self.s.rows_per_block}" if alternates else "group"
 
     @property
@@ -102,8 +102,9 @@ class Joining(Walking):
         if moments:
             self.count_elements(TYPES[moments[0].dtype])
         if self.s.cluster > 1:
-            if any(map(self.rare, self.joining)):
-                self.line("u32 rare = 0;")
+            for n, phase in enumerate(self.joining):
+                if self.rare_operands(phase):
+                    self.line(f"u32 rare{n} = 0;")
             names = self.cluster_barriers
             self.shared += [f"__shared__ u64 {name}[{self.buffers}];" for name in names]
             self.open(f"if (threadIdx.x < {self.buffers})")
@@ -231,8 +232,8 @@ class Joining(Walking):
             to = f"(double*)&turn[{buffer}], {barrier}, lane"
             value = "__longlong_as_double(turn_told)"
             self.line(f"if (rank == 0 && lane < {s.cluster}) store_remote({to}, {value});")
-        if self.rare(self.joining[sweep]):
-            step = "rare % 2"
+        if self.rare_operands(self.joining[sweep]):
+            step = f"rare{sweep} % 2"
         else:
             step = "steps / 2 % 2" if self.alternates else "steps % 2" if self.persistent else "0"
         self.line(f"barrier_wait({barrier}, {step});")

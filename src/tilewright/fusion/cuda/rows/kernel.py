@@ -111,22 +111,23 @@ class RowKernel(Moments, Residents):
     @contextlib.contextmanager
     def where_wanted(self, phase: Phase) -> Iterator[None]:
         """Around a sweep for rows that are rare, if the phase is one: it is for all rows at hand,
-        or for none."""
-        chosen = self.rare(phase)
+        or for none, whose sums stay as they start, outside."""
+        chosen = self.rare_operands(phase)
         if not chosen:
             yield
             return
         self.start_sums(phase)
-        self.line("bool wanted = false;")
+        wanted = f"wanted{self.plan.phases.index(phase)}"
+        self.line(f"bool {wanted} = false;")
         nodes = self.graph.nodes
         for i in sorted({nodes[i].args[0] for i in chosen if nodes[i].op == "where"}):
-            self.line(f"{self.each_row()} wanted |= {self.names[i]};")
+            self.line(f"{self.each_row()} {wanted} |= {self.names[i]};")
         if self.s.row_threads < WARP:  # whose rows share warps
-            self.line("wanted = __any_sync(0xffffffffu, wanted);")
-        self.open("if (wanted)")
+            self.line(f"{wanted} = __any_sync(0xffffffffu, {wanted});")
+        self.open(f"if ({wanted})")
         yield
         if self.s.cluster > 1:
-            self.line("++rare;")
+            self.line(f"++rare{self.joining.index(phase)};")
         self.close()
 
     def open_rows(self) -> None:
@@ -200,7 +201,7 @@ class RowKernel(Moments, Residents):
             for op in ("m2", "sum_exp")
         )
         lanes = moments if self.s.moments == "lanes" else []
-        if not self.rare(phase):
+        if not self.rare_operands(phase):
             self.start_sums(phase)
         kept = carried - known
         early = self.load_ahead(p, steps) if registers else self.copy_ahead(steps, kept)

@@ -21,7 +21,8 @@ from tilewright.fusion.cuda.vectors import access_bytes
 class TileKernel(TileSweeps):
     """The body of a tile kernel as a device function of the number of its block."""
 
-    def emit(self, name: str) -> str:
+    def emit(self, name: str, apart: bool = True) -> str:
+        """The function; if not `apart`, it is given shared memory, of `shared_bytes`, first."""
         self.declare_generated(range(len(self.graph.inputs)))
         self.place()
         self.pointers()
@@ -30,10 +31,11 @@ class TileKernel(TileSweeps):
         else:
             self.complete()
         self.find_extents()
-        shared = f"  __shared__ Quad shared[{math.ceil(self.shared_bytes / 16)}];"
-        parameters = ", ".join(["u32 block", *self.tensors(), *self.numbers()])
-        head = f"TW_DEVICE void {name}({parameters}) {{"
-        return "\n".join([head, *([shared] if self.shared_bytes else []), *self.lines, "}", ""])
+        own = self.shared_bytes and apart
+        shared = [f"  __shared__ Quad shared[{math.ceil(self.shared_bytes / 16)}];"] if own else []
+        given = [] if apart else ["Quad* shared"]
+        parameters = ", ".join([*given, "u32 block", *self.tensors(), *self.numbers()])
+        return "\n".join([f"TW_DEVICE void {name}({parameters}) {{", *shared, *self.lines, "}", ""])
 
     def tensors(self) -> list[str]:
         return self.parameters_of_kernel()[: len(self.graph.inputs) + len(self.graph.outputs)]
@@ -185,18 +187,12 @@ class TileKernel(TileSweeps):
         if self.tiles.partials_of(i):
             whole = math.prod(self.graph.nodes[i].shape)
             wide = max(math.gcd(wide, whole * access.itemsize), access.itemsize)
-        total = self.rounded(i)
+        total = self.rounded(i, f"acc{i}")
         self.line(f"if (y == 0 && inside) {self.written(k, f'to{k} + column', wide, total)}")
 
     def leave_number(self, i: int) -> None:
         self.join_numbers(i)
-        self.line(f"if (threadIdx.x == 0) *to{self.ends[i]} = {self.rounded(i)};")
-
-    def rounded(self, i: int) -> str:
-        """What the block has added up, as it is stored."""
-        stored = self.graph.outputs[self.ends[i]][1].dtype
-        same = stored == self.graph.nodes[i].dtype
-        return f"acc{i}" if same else f"cast<{TYPES[stored]}>(acc{i})"
+        self.line(f"if (threadIdx.x == 0) *to{self.ends[i]} = {self.rounded(i, f'acc{i}')};")
 
     def join_numbers(self, i: int) -> None:
         n, threads = self.graph.nodes[i], self.tiles.lanes * self.tiles.shares

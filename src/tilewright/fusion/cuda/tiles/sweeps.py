@@ -286,7 +286,12 @@ class TileSweeps(Kernel):
         self.line(f"const {kind} all{i} = reduce_warp<{join}, {threads}>({alone});")
         k = self.ends[i]
         to = self.walked_to(f"to{k}", self.graph.outputs[k][1], at)
-        self.line(f"if (w < end && x % {threads} == 0) *{to} = all{i};")
+        self.line(f"if (w < end && x % {threads} == 0) *{to} = {self.rounded(i, f'all{i}')};")
+
+    def rounded(self, i: int, total: str) -> str:
+        """What reduction `i` has been added up to, as it is stored."""
+        stored = self.graph.outputs[self.ends[i]][1].dtype
+        return total if stored == self.graph.nodes[i].dtype else f"cast<{TYPES[stored]}>({total})"
 
     def join_value(self, i: int, value: str) -> None:
         """Without a branch, which loads of later steps would not pass; but of wide vectors so many

@@ -20,7 +20,8 @@ JOIN_SHARES, FEW_COLUMNS = 8, 1 << 17
 """Shares of a block that puts few partials together, also where there are fewer partials than that,
 if the results have so few elements in all: one kernel serves them."""
 LEAST_STEPS = 8
-"""Of a split, where a walk is fitted to the schedule of a longer one: fewer are not worth that."""
+"""Of a split, where a walk is fitted to the schedule of a longer one: fewer are not worth joining
+their partials."""
 JOIN_THREADS = 1024
 """Threads of a block that puts partials together: their loads are all the parallelism there is."""
 FEW_PARTIALS = 32
