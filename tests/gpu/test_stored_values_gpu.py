@@ -1,12 +1,10 @@
 """Values that are stored between kernels, on a device: as PyTorch has them, and in CUDA graphs."""
 
-import functools
-
 import pytest
 import torch
-from torch.nn import functional as F
 
 import tilewright as tw
+from stencils import blurred_thrice, sobel, with_transposes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,33 +13,11 @@ pytestmark = [
 ]
 
 
-def edges(x):
-    """Sobel's filter."""
-    p = F.pad(x, (1, 1, 1, 1))
-    right = p[..., :-2, 2:] + 2 * p[..., 1:-1, 2:] + p[..., 2:, 2:]
-    left = p[..., :-2, :-2] + 2 * p[..., 1:-1, :-2] + p[..., 2:, :-2]
-    below = p[..., 2:, :-2] + 2 * p[..., 2:, 1:-1] + p[..., 2:, 2:]
-    above = p[..., :-2, :-2] + 2 * p[..., :-2, 1:-1] + p[..., :-2, 2:]
-    across, down = right - left, below - above
-    return (across * across + down * down + 1e-2).sqrt()
-
-
-def blurred_thrice(x):
-    for _ in range(3):
-        p, (h, w) = F.pad(x, (1, 1, 1, 1)), x.shape[-2:]
-        x = sum(p[..., i : i + h, j : j + w] for i in range(3) for j in range(3)) / 9
-    return x
-
-
-def with_transposes(x):
-    return functools.reduce(lambda a, _: (a + a.mT / 3).tanh(), range(6), x)
-
-
 def largest_of_edges(x):
-    return edges(x).amax(-1) + blurred_thrice(x).mean(-1)
+    return sobel(x).amax(-1) + blurred_thrice(x).mean(-1)
 
 
-FUNCTIONS = [edges, blurred_thrice, with_transposes, largest_of_edges]
+FUNCTIONS = [sobel, blurred_thrice, with_transposes, largest_of_edges]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

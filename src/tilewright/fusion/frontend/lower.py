@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilewright.fusion import instructions
 from tilewright.fusion.frontend.axes import Value, constant
-from tilewright.fusion.frontend.builder import MOST_STEPS
 from tilewright.fusion.frontend.composed import COMPOSED
 from tilewright.fusion.frontend.families import AcrossSizes
-from tilewright.fusion.frontend.indexing import IndexBuilder
 from tilewright.fusion.frontend.pieces import Pieces
-from tilewright.fusion.frontend.steps import Step, TooManySteps, Unsupported, values_of
-from tilewright.fusion.frontend.trace import arguments_of, arithmetics, trace_reference
-from tilewright.fusion.ir import POINTWISE, REDUCTIONS, Draw, Graph, Node
+from tilewright.fusion.frontend.steps import TooManySteps, Unsupported
+from tilewright.fusion.frontend.storing import IDENTITIES, StoringBuilder
+from tilewright.fusion.frontend.trace import (
+    arguments_of,
+    arithmetics,
+    name_of,
+    trace_reference,
+    written_by,
+)
+from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.fusion.staged import Staged
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPE_NAMES, HALVES, WHOLE, TensorSpec
 
 MOST_KEPT = 32
 """Values that are stored on the way."""
-FEWEST_ANEW = 4
-"""Times that a value is computed anew in all, at least, where it is worthwhile to store it."""
-MOST_ANEW = 128
-"""Instructions that compute an element of it anew: to write and read one takes a GPU as long as
-some hundred of them, and a CPU that finds it in no cache."""
 _RENAMED = {
     "true_divide": "div",
     "max": "maximum",
@@ -55,10 +54,6 @@ _VIEWS = (
     "squeeze",
     "repeat",
 )
-_IDENTITIES = (
-    *("clone", "alias", "detach", "view_of", "contiguous"),
-    "copy_strided",  # strides of the outputs come from the operator, not from the trace
-)
 _FILLED = ("full", "full_like", "scalar_tensor", "zeros", "zeros_like", "ones", "ones_like")
 _EMPTY = (
     *("empty", "empty_like", "empty_permuted", "empty_strided"),
@@ -70,9 +65,6 @@ _WHOLE = {"maximum": "amax", "minimum": "amin"}
 _COUNTED = {"f32": 2**24, "f64": 2**53}
 """Whole numbers to these are exact."""
 _COUNTS = (torch.int32, torch.int64)
-_IN_ORDER = (*_IDENTITIES, "permute", "transpose", "t")
-_FEW = 10
-"""Instructions, which are as well repeated where a value that they take is stored."""
 _SIGNS = ("sign", "sgn")
 _OVER_BOOLEANS = {"any": "amax", "all": "amin"}
 _JOINED = {
@@ -128,19 +120,17 @@ def lower(w: Workload) -> Graph | Staged:
     return lowering.finish(outputs, lowering.numbers)
 
 
-class _Lowering(IndexBuilder):
+class _Lowering(StoringBuilder):
     """One walk over a trace.
 
     Attributes:
-        reasons: the steps of the trace whose results are stored, and why.
         numbers: how many run-time scalars there are.
     """
 
     def __init__(self, w: Workload, trace: fx.GraphModule, kept: Mapping[fx.Node, str]):
-        super().__init__(w)
-        self.values: dict[fx.Node, Any] = {}
+        super().__init__(w, kept)
         self.arithmetics: dict[fx.Node, str] = {}
-        self.trace, self.reasons = trace, kept
+        self.trace = trace
 
     def outputs(self) -> list[Value | Pieces]:
         trace = self.trace
@@ -161,96 +151,13 @@ class _Lowering(IndexBuilder):
         outputs: list[Value | Pieces] = []
         for node in trace.graph.nodes:
             if node.op == "call_function":
-                if node.users or _name(node).endswith("_"):
+                if node.users or name_of(node).endswith("_"):
                     self.values[node] = self.placed(node)
                     if node in self.reasons:
                         self.keep_result(node)
             elif node.op == "output":
                 outputs = [self.whole(o) for o in node.args[0]]
         return outputs
-
-    def keep_result(self, node: fx.Node) -> None:
-        """Of a step, which other steps may have the result of, too."""
-        held = self.values[node]
-        found = self.keep(held, self.reasons[node])
-        self.values |= {other: found for other, known in self.values.items() if known is held}
-
-    # ---- what is computed anew ----
-
-    def costliest(self) -> tuple[fx.Node, str] | None:
-        """The step to store the result of where steps have become too many: whose copies, with what
-        is behind them, are most of them; and why, in words."""
-        found = {
-            node: sum(self.steps_behind(i) * len(self.copies.get(i, ())) for i in made)
-            for node, made in self.taken_results()
-        }
-        if not any(found.values()):
-            return None
-        node = max(found, key=found.__getitem__)
-        return node, self.told(node, f"more than {MOST_STEPS} steps")
-
-    def costlier_than_memory(self, outputs: list[Value | Pieces]) -> tuple[fx.Node, str] | None:
-        """The step whose result takes most to compute anew, if that is longer than to store it."""
-        if not self.taken:
-            return None
-        ends = [v.node for one in (*outputs, *(k.held for k in self.kept)) for v in values_of(one)]
-        live = set(self.ancestors(ends))
-        found: dict[fx.Node, float] = {}
-        for node, made in self.taken_results():
-            size, anew, elements = math.prod(self.values[node].shape), 0, 0
-            for i in made:
-                copies = sum(self.size(k) for k in self.copies.get(i, ()) if k in live)
-                elements += copies
-                anew += copies * self.instructions_behind(i) if copies else 0
-            if elements >= FEWEST_ANEW * size and anew >= MOST_ANEW * size:
-                found[node] = anew / size
-        if not found:
-            return None
-        node = max(found, key=found.__getitem__)
-        return node, self.told(node, f"more than {MOST_ANEW} instructions for each element")
-
-    def told(self, node: Any, anew: str) -> str:
-        line = _written(node).meta.get("stack_trace")
-        reason = f"a value is stored: slices of it would be computed anew in {anew}"
-        return f"{reason} ({line})" if line else reason
-
-    def taken_results(self) -> Iterator[tuple[fx.Node, set[int]]]:
-        """Steps of the trace whose results were taken in slices, or what few instructions make of
-        one of these, and may be stored; and the steps of each."""
-        made: dict[fx.Node, set[int]] = {}
-        known = set[int]()
-        for node, held in self.values.items():
-            own = {v.node for v in values_of(held)} - known if held is not None else set()
-            known |= own
-            if own and node.op == "call_function" and len(self.dtypes(held)) == 1:
-                made[node] = own
-        sources = set[fx.Node]()
-        for node in (n for n, own in made.items() if not own.isdisjoint(self.taken)):
-            source = node
-            while _is_of_one(node) and node not in self.reasons:
-                (node,) = node.all_input_nodes
-                if node in made and node not in self.reasons:
-                    source = node
-            sources.add(source)
-        return ((n, own) for n, own in made.items() if n in sources and n not in self.reasons)
-
-    def size(self, i: int) -> int:
-        """Elements of a step."""
-        return math.prod(self.axes.size(a) for a in self.axes.roots(self.steps[i].axes))
-
-    def computed_behind(self, i: int) -> list[Step]:
-        behind = map(self.steps.__getitem__, self.ancestors([i]))
-        return [step for step in behind if step.op not in ("load", "const", "scalar", "cast")]
-
-    def steps_behind(self, i: int) -> int:
-        return len(self.computed_behind(i))
-
-    def instructions_behind(self, i: int) -> int:
-        """0 of what holds a reduction: rows that are cut into pieces may be walked once."""
-        computed = self.computed_behind(i)
-        if any(step.op in REDUCTIONS for step in computed):
-            return 0
-        return sum(instructions.of(Node(step.op, (), step.dtype, ())) for step in computed)
 
     def drawn(self, node: Any) -> Value:
         """A mask: an input whose buffer is the seed."""
@@ -260,7 +167,7 @@ class _Lowering(IndexBuilder):
 
     def placed(self, node: Any) -> Value | Pieces | None:
         """The step's value; what cannot be lowered is named with its line."""
-        self.line = _written(node).meta.get("stack_trace")
+        self.line = written_by(node).meta.get("stack_trace")
         self.arithmetic = self.arithmetics[node]
         try:
             found = self.step(node)
@@ -278,7 +185,7 @@ class _Lowering(IndexBuilder):
         return found
 
     def step(self, node: Any) -> Value | Pieces | None:
-        if _name(node) == "copy_" and node.args[0].op == "placeholder":
+        if name_of(node) == "copy_" and node.args[0].op == "placeholder":
             raise Unsupported("it writes to an argument: return the new value instead")
         if node.target is torch.ops.aten.view.dtype:
             raise Unsupported("view(dtype) reads the bits of one dtype as another: use to(dtype)")
@@ -288,7 +195,7 @@ class _Lowering(IndexBuilder):
         if isinstance(out, torch.Tensor) and out.is_complex():
             told = "of complex numbers, real arithmetic on their two parts is taken"
             raise Unsupported(f"{node.target} gives {out.dtype}: {told}")
-        name = _name(node).rstrip("_")
+        name = name_of(node).rstrip("_")
         name = _RENAMED.get(name, name)
         elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
         if elementwise and any(
@@ -313,7 +220,7 @@ class _Lowering(IndexBuilder):
                 result = COMPOSED[name](self, *self.operands(node, name))
             elif result is None:
                 result = self.pointwise(node, name)
-            if _name(node).endswith("_"):
+            if name_of(node).endswith("_"):
                 self.values[node.args[0]] = result
             return result
         told = f"step {node.target} of the reference is none of those that kernels are made of"
@@ -606,7 +513,7 @@ class _Lowering(IndexBuilder):
 
 
 _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
-    **dict.fromkeys(_IDENTITIES, lambda self, node, _: self.whole(node.args[0])),
+    **dict.fromkeys(IDENTITIES, lambda self, node, _: self.whole(node.args[0])),
     **dict.fromkeys(_VIEWS, _Lowering.viewed),
     **dict.fromkeys(_CASTS, lambda self, node, _: self.cast(node)),
     **dict.fromkeys(_FILLED, _Lowering.filled),
@@ -642,7 +549,7 @@ def _reduction_arguments(node: Any, rank: int) -> tuple[list[int], bool, float]:
     dims = given.get("dim", given.get("dims"))
     if isinstance(dims, int):
         dims = [dims]
-    elif dims is None or (not dims and _name(node) not in _OVER_BOOLEANS):
+    elif dims is None or (not dims and name_of(node) not in _OVER_BOOLEANS):
         dims = range(rank)  # of no dims `any` and `all` reduce nothing, the others everything
     correction = given.get("correction")
     unbiased = given.get("unbiased", True)
@@ -656,25 +563,5 @@ def _is_whole(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _COUNTS
 
 
-def _is_of_one(node: fx.Node) -> bool:
-    """Whether few instructions make each element of an element of one other tensor."""
-    if node.op != "call_function" or len(node.all_input_nodes) != 1:
-        return False
-    name = _name(node)
-    few = name in POINTWISE and instructions.of(Node(name, (), "f32", ())) <= _FEW
-    return few or name in _IN_ORDER
-
-
 def _only_returned(node: fx.Node) -> bool:
     return all(user.op == "output" for user in node.users)
-
-
-def _written(node: Any) -> Any:
-    """The step that a write to an argument comes from, which has its line; any other by itself."""
-    return node.args[1] if _name(node) == "copy_" else node
-
-
-def _name(node: fx.Node) -> str:
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload), target
-    return target._schema.name.split("::")[1]

@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from tilewright.fusion.frontend.axes import AxisTable, Dim, Dims, Factor, Value, constant
 from tilewright.fusion.frontend.pieces import Pieces, slice_of, split_of, view_of
@@ -167,11 +167,11 @@ class Steps:
             now = [k for k, each in turns.items() if each == turn]
             specs = tuple(self.kept[k].spec for k in now)
             held = [self.kept[k].held for k in now]
-            graphs.append(self.graph_of(held, specs, scalars, places))
+            graphs.append(self.apart().assembled(held, specs, scalars, places))
             graphs[-1] = replace(graphs[-1], stored=specs)
             reasons.append(self.kept[now[0]].reason)
             places |= {first + k: first + len(places) + n for n, k in enumerate(now)}
-        last = self.graph_of(outputs, self.w.outputs, scalars, places)
+        last = self.apart().assembled(outputs, self.w.outputs, scalars, places)
         return Staged.of((*graphs, last), tuple(reasons)) if graphs else last
 
     def dtypes(self, held: Value | Pieces) -> set[str]:
@@ -184,21 +184,11 @@ class Steps:
         places = (self.loads[step.attr].place for step in behind if step.op == "load")
         return {place - len(self.w.tensors) for place in places if place >= len(self.w.tensors)}
 
-    def graph_of(
-        self,
-        outputs: Sequence[Value | Pieces],
-        specs: Sequence[TensorSpec],
-        scalars: int,
-        places: Mapping[int, int],
-    ) -> Graph:
-        """The graph of these outputs, on axes of its own.
-
-        Args:
-            places: those of tensors that are stored by then, as the graph has them.
-        """
+    def apart(self) -> Self:
+        """The same steps, on axes of their own: those of one graph are joined and cut for it."""
         own = copy.copy(self)
         own.axes, own.steps = self.axes.copied(), [*self.steps]
-        return own.assembled(outputs, specs, scalars, places)
+        return own
 
     def assembled(
         self,
@@ -207,6 +197,11 @@ class Steps:
         scalars: int,
         places: Mapping[int, int],
     ) -> Graph:
+        """The graph of these outputs.
+
+        Args:
+            places: those of tensors that are stored by then, as the graph has them.
+        """
         given = [
             (k, *piece)
             for k, (out, spec) in enumerate(zip(outputs, specs, strict=True))

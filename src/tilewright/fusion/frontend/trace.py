@@ -360,3 +360,15 @@ class _Product(torch.autograd.Function):
         zeros = zero.to(x.dtype).sum(list(dims), keepdim=True)
         others = torch.where(zeros == zero.to(x.dtype), product / factors, 0.0)
         return gradient * others, None, None
+
+
+def written_by(node: Any) -> Any:
+    """The step that a write to an argument comes from, which has its line; any other by itself."""
+    return node.args[1] if name_of(node) == "copy_" else node
+
+
+def name_of(node: fx.Node) -> str:
+    """Of the operation, without its namespace and overload."""
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload), target
+    return target._schema.name.split("::")[1]
