@@ -180,14 +180,19 @@ def test_kernels_of_a_launch_share_memory():
     assert f"shared[{max(part.shared_bytes for part in parts) // 16}]" in text
 
 
+def many_outputs(tensors):
+    """One of all elements, and many of the first rows, which are so many parts."""
+    first = sum(x * (k + 1) for k, x in enumerate(tensors))[:, 0]
+    return sum(x.abs() for x in tensors), *((first * (k + 1.5)).tanh() for k in range(30))
+
+
 def test_parameters_of_a_launch_are_no_more_than_drivers_take():
-    names = [f"x{k}" for k in range(12)]
-    body = ", ".join(
-        f"{n}[{k % 5 + 1}:] * {m}[{k % 5 + 1}:]" for k, (n, m) in
-        enumerate(zip(names * 3, (names * 3)[1:], strict=False))
-    )  # fmt: skip
-    fuse(eval(f"lambda {', '.join(names)}: ({body},)"), name="many_slices")
-    tensors = ", ".join(f"{n}=f32[40,30,50]@strides(3000,100,1)" for n in names)
-    graph = graph_of(Workload.parse(f"many_slices({tensors})"))
-    _, _, stages = program_source.emit(graph, target.heuristic(graph, H200), H200)
+    names = [f"a{k}" for k in range(12)]
+    given = ", ".join(names)
+    fuse(eval(f"lambda {given}: many_outputs(({given}))", globals()), name="outputs")
+    strides = [f"{864 + 16 * k},96,8,1" for k in range(12)]
+    tensors = [f"{n}=f32[4,9,6,8]@strides({each})" for n, each in zip(names, strides, strict=True)]
+    graph = graph_of(Workload.parse(f"outputs({', '.join(tensors)})"))
+    _, program, stages = program_source.emit(graph, target.heuristic(graph, H200), H200)
+    assert len(program.segments) > 1
     assert all(8 * len(s.signature) <= launches.MOST_BYTES for s in stages)
