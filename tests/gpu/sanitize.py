@@ -112,6 +112,26 @@ def sanitized_labels(x, labels):
     return F.cross_entropy(x, labels), (x * labels[:, None]).masked_fill(later, 0.0).softmax(-1)
 
 
+def sanitized_far(x, far, weight):
+    """Some rows are corrected: their mean is a million deviations from zero."""
+    return F.layer_norm(x + 1e6 * far.relu(), x.shape[-1:], weight)
+
+
+def sanitized_shift(x, mix):
+    return x + (F.pad(x, (0, 0, 1, -1)) - x) * mix
+
+
+def sanitized_norms(x, y, w, v):
+    return F.rms_norm(x, x.shape[-1:], w), F.rms_norm(y, y.shape[-1:], v)
+
+
+def sanitized_stencils(x):
+    for _ in range(3):
+        padded, (n, m) = F.pad(x, (1, 1, 1, 1)), x.shape[-2:]
+        x = sum(padded[..., i : i + n, j : j + m] for i in range(3) for j in range(3)) / 9
+    return x, x.amax(-1)
+
+
 FUNCTIONS = {
     f.__name__: f
     for f in (
@@ -126,6 +146,10 @@ FUNCTIONS = {
         sanitized_sets,
         sanitized_channels,
         sanitized_labels,
+        sanitized_far,
+        sanitized_shift,
+        sanitized_norms,
+        sanitized_stencils,
     )
 }
 """Operators that exist once a case asks for them."""
@@ -156,7 +180,7 @@ class Case:
 
     @property
     def w(self) -> Workload:
-        name = self.workload.partition("(")[0]
+        name = self.workload.partition("(")[0].removesuffix("_backward")
         if name in FUNCTIONS and name not in OPS:
             fuse(FUNCTIONS[name])
         return Workload.parse(self.workload)
@@ -321,6 +345,10 @@ FUSED = [
     "sanitized_sets(x=f16[3,2,12,8200])",  # in clusters
     "sanitized_sets(x=f32[200,2,6,72])",
     "layer_norm(x=f64[301,1032], weight=f64[1032], bias=f64[1032])",
+    "sanitized_shift(x=f16[4,37,264], mix=f16[264])",  # kernels side by side
+    "sanitized_shift_backward(grad_output=f16[4,37,264], x=f16[4,37,264], mix=f16[264])",
+    "sanitized_norms(x=bf16[301,4,128], y=bf16[301,1,128], w=bf16[128], v=bf16[128])",
+    "sanitized_stencils(x=f32[3,41,40])",  # of values that are stored
     "rms_norm_backward(grad_output=bf16[40001,128], x=bf16[40001,128], rstd=f32[40001,1], "
     "weight=bf16[128])",  # four rows at once
     "rms_norm_backward(grad_output=bf16[301,1032], x=bf16[301,1032], rstd=f32[301,1], "
@@ -345,6 +373,10 @@ SUMS = (
     "rstd=f32[2501,1], weight=f16[1032])"
 )
 ODD_SUMS = SUMS.replace("1032", "1031")
+FAR, ODD_FAR, FEW_FAR = (
+    f"sanitized_far(x=f32[{n},{width}], far=f32[{n},1], weight=f32[{width}])"
+    for n, width in ((1501, 1032), (1501, 1031), (3, 400000))
+)
 ODD, SOFTMAX, FLAT = norm(37, 2051), "softmax(x=f16[37,2056])", "lerp(x=f16[1300,515], end=f16[515]"
 BROADCAST = "lerp_backward(grad_output=f32[8,3,40,40], x=f32[8,1,1,1], end=f32[8,3,40,40], "
 SHARED_ROWS = BROADCAST + "weight=f32[3,1,40], grads=[x,end])"
@@ -354,6 +386,7 @@ CHANNELS = "sanitized_channels(x=f16[3,100,331])"
 """Walks that are also added up across: by parts of warps, and by several."""
 ROW = {"row_threads": 128, "rows_per_block": 2}
 WALK = {**ROW, "stages": 2, "parameters": "shared"}
+FAR_ROW, FAR_WALK = {**ROW, "vector": 4}, {**WALK, "vector": 4}
 IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bulk": True}
 COPIED = {"storage": "shared", "unroll": 3, "stream_loads": False}
 WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
@@ -373,6 +406,14 @@ SCHEDULES = [
         (ODD, {"row_threads": 256, "shifted": True, "storage": where})
         for where in ("registers", "shared", "reread")
     ),
+    *((FAR, {**FAR_ROW, "moments": how}) for how in ("two_pass", "merge", "lanes")),
+    *((FAR, {**FAR_ROW, "storage": where}) for where in ("shared", "reread")),
+    *((FAR, {**FAR_WALK, "in_turn": turns, "rows_per_thread": 2}) for turns in (False, True)),
+    *((FAR, {**FAR_WALK, "bulk": True, "moments": how}) for how in ("two_pass", "lanes")),
+    *((FAR, {**IN_CLUSTERS, "vector": 4, "in_turn": turns}) for turns in (False, True)),
+    (FAR, {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}),
+    (ODD_FAR, {"vector": 4, "row_threads": 256, "shifted": True, "storage": "shared"}),
+    (FEW_FAR, {}),  # rows that blocks share
     (SOFTMAX, {**ROW, "moments": "merge"}),
     (SOFTMAX, {**ROW, "recompute": False}),
     (SOFTMAX, {"vector": 4, "row_threads": 32, "rows_per_block": 2, **COPIED}),
