@@ -122,8 +122,7 @@ class RowKernel(Moments, Residents):
         nodes = self.graph.nodes
         for i in sorted({nodes[i].args[0] for i in chosen if nodes[i].op == "where"}):
             self.line(f"{self.each_row()} {wanted} |= {self.names[i]};")
-        if self.s.row_threads < WARP:  # whose rows share warps
-            self.line(f"{wanted} = __any_sync(0xffffffffu, {wanted});")
+        self.line(f"{wanted} = __any_sync(0xffffffffu, {wanted});")
         self.open(f"if ({wanted})")
         yield
         if self.s.cluster > 1:
