@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from own_memory import laid_out
 
+from own_memory import laid_out
 from tilewright.build import CompileTask
 from tilewright.device import DeviceSpec
 from tilewright.dispatch.indices.flat_index import by_operators

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from compile_ahead import compile_all
-from flat_index_case import FlatIndexCase
-from own_memory import laid_out
 from torch.nn import functional as F
 
 import tilewright as tw
+from compile_ahead import compile_all
+from flat_index_case import FlatIndexCase
+from own_memory import laid_out
 from tilewright.build import CompileTask
 from tilewright.device import DEVICES, DeviceSpec, spec_of
 from tilewright.dispatch.functions.fuse import fuse

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from side_by_side import assert_graphs_and_threads_give
 
 import tilewright as tw
 from geometries import EVERY, LAYOUTS, configs, layer, layers
+from side_by_side import assert_graphs_and_threads_give
 from tilewright.compile.counters import counters
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS

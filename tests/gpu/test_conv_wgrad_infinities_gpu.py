@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from compile_ahead import compile_ahead
 
+from compile_ahead import compile_ahead
 from infinities import assert_infinities_stay, with_infinities
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS

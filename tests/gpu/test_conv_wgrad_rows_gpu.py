@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compile_ahead import compile_ahead
 from hypothesis import assume, given, seed, settings
 from hypothesis import strategies as st
 
+from compile_ahead import compile_ahead
 from geometries import LAYOUTS, layers
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from compile_ahead import compile_ahead
 
+from compile_ahead import compile_ahead
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.impls.weight_gradient import conv2d_weight_grad_sm90 as sm90

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compile_ahead import compile_ahead
-from side_by_side import assert_graphs_and_threads_give
 
+from compile_ahead import compile_ahead
 from infinities import assert_infinities_stay, with_infinities
+from side_by_side import assert_graphs_and_threads_give
 from tilewright.compile.counters import counters
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS

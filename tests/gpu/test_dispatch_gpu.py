@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from host_cost import host_us, most_us, pytorchs_softmax
 from torch.nn import functional as F
 
 import tilewright as tw
+from host_cost import host_us, most_us, pytorchs_softmax
 from tilewright.device import spec_of
 from tilewright.dispatch import prepared
 from tilewright.environment import environment

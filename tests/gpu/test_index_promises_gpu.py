@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from compile_ahead import compile_all
 from hypothesis import given, settings
 
 import tilewright as tw
+from compile_ahead import compile_all
 from indexing import gathers, moves
 from tilewright.device import spec_of
 from tilewright.dispatch.prepared import HOT_CALLS

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from side_by_side import assert_streams_keep_apart
 
 from shared_walks import FUNCTIONS, channel_softmax, images, normed_columns, workload
+from side_by_side import assert_streams_keep_apart
 from tilewright.device import spec_of
 from tilewright.impl import IMPLS
 from tilewright.measure.verify import Verifier

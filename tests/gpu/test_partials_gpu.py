@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
-from side_by_side import assert_streams_keep_apart
 
 from program_graphs import LERP, PADDLE_C
+from side_by_side import assert_streams_keep_apart
 from tilewright.compile import cuda
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import COUNTERS, counters

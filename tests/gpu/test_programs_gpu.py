@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, seed
 
 from lerp_patterns import SHAPES_OF_RANK_3, lerp_text, patterns_of_rank_3
-from neighbours import LARGE, SMALL
+from neighbour_functions import LARGE, SMALL
 from norms_of_samples import ADAPTIVE, GATED, ODDLY_APART, adaptive, gated
 from program_graphs import KINDS, LERP, MIXED, WITH_TOTALS, broadcasts, mixed
 from random_graphs import (

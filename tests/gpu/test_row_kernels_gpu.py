@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from side_by_side import assert_streams_keep_apart
 
 from row_schedules import (
     FAR,
@@ -17,6 +16,7 @@ from row_schedules import (
     assert_far_means_right,
 )
 from row_schedules import NORM as ONE_NORM
+from side_by_side import assert_streams_keep_apart
 from tilewright.compile.cache import compiled
 from tilewright.compile.counters import counters
 from tilewright.compile.launch import overlaps

@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from compile_ahead import compile_all
-from scatter_workloads import LARGE_SUM, LARGE_UPDATE, SUM, UPDATE, WORKLOADS
 
 import tilewright as tw
+from compile_ahead import compile_all
 from indexing import cuda_kernels
+from scatter_workloads import LARGE_SUM, LARGE_UPDATE, SUM, UPDATE, WORKLOADS
 from tilewright.compile.faults import fault_address
 from tilewright.device import spec_of
 from tilewright.errors import IndexOutOfRange, NoImplementation

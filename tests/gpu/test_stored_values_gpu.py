@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tilewright as tw
-from stencils import blurred_thrice, sobel, with_transposes
+from stencil_functions import blurred_thrice, sobel, with_transposes
 
 pytestmark = [
     pytest.mark.gpu,

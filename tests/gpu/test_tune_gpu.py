@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_cost import host_us, most_us, pytorchs_softmax
 
+from host_cost import host_us, most_us, pytorchs_softmax
 from tilewright.dispatch.call import as_called
 from tilewright.impl import IMPLS
 from tilewright.measure.candidate import COPY, Candidate, Outcome

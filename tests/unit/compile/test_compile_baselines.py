@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 import compile_baselines
 
 SOFTMAX = "softmax(x=f32[8,24])"

@@ -1,15 +1,9 @@
 """The table of what compiling takes has each kernel once, and leaves it in the cache."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 import compile_table
-
 from tilewright.compile.cache import cached
 from tilewright.device import DEVICES
 from tilewright.impl import IMPLS

@@ -7,7 +7,15 @@ import torch
 from torch.nn import functional as F
 
 from emulated import Emulated
-from neighbours import LARGE, SMALL, TOKENS, blurred, shift_of_norm, short_convolution, token_shift
+from neighbour_functions import (
+    LARGE,
+    SMALL,
+    TOKENS,
+    blurred,
+    shift_of_norm,
+    short_convolution,
+    token_shift,
+)
 from random_graphs import gradients_of
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled

@@ -20,7 +20,7 @@ from random_graphs import (
     run_examples,
     workload,
 )
-from stencils import blurred, blurred_thrice, sobel, with_transposes
+from stencil_functions import blurred, blurred_thrice, sobel, with_transposes
 from tilewright.compile import cxx
 from tilewright.device import DEVICES, spec_of
 from tilewright.dispatch.functions.fuse import fuse

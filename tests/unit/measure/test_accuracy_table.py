@@ -1,14 +1,12 @@
 """The table of errors says what `tilewright verify` found."""
 
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import accuracy_table
 import pytest
 from click.testing import CliRunner
+
+import accuracy_table
 
 
 def row(text, *outputs):

@@ -1,15 +1,10 @@
 """The table of which kernel is chosen from how many elements on has every row of the suite."""
 
 import json
-import sys
-from pathlib import Path
 
 from click.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 import crossover_table
-
 from tilewright.suite import SUITES
 
 

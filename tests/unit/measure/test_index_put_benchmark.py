@@ -1,14 +1,10 @@
 """benchmarks/index_put.py: what it times does what it says, and its table is whole."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import index_put
 

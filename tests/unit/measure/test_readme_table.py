@@ -1,12 +1,8 @@
 """The README's table and picture say what the result file says."""
 
-import sys
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import readme_table
 

@@ -1,16 +1,12 @@
 """What `make sanitize` runs: a case of every kernel; and that it tells what the tool reports."""
 
-import sys
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
 import sanitize
 from own_memory import laid_out
-
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES

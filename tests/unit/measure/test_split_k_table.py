@@ -2,11 +2,8 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import split_k_table
 

@@ -1,17 +1,11 @@
 """The table of truncated sums says by how much results fall short of the truth."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from click.testing import CliRunner
 from convolutions import weight_grad
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 import truncation
-
 from tilewright.errors import InvalidArgument
 
 LAYER = weight_grad("4,16,14,14", "4,32,14,14", "kernel_size=1")

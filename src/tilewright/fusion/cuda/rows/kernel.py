@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from tilewright.fusion.cuda.kernel import TYPES, Launch
 from tilewright.fusion.cuda.registers import launch_bounds
-from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.moments import Moments
 from tilewright.fusion.cuda.rows.residents import Residents
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
