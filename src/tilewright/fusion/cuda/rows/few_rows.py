@@ -28,7 +28,11 @@ TWO_VECTOR_THREADS = 640
 PARAMETER_REGISTERS = 8
 """For what is read of two parameters when the row is known: a vector of each."""
 SPARE_REGISTERS = 8
-"""What the estimate may miss."""
+"""What the estimate may miss, where halves are widened."""
+FULL_SHARE = 0.9
+"""Of the SMs: clusters that take more may have to wait for one another, if an SM holds one block.
+Layer norm of 16 rows of 65536 fp32 took 7.3 us on an H200 by eight blocks of 512 threads, 5.4 by
+eight of 256, two of which fit an SM (7c2ec09, no file kept)."""
 BLOCK_ROW_BYTES = 3 << 9
 """From here on a row of costly steps is a block's: 96 threads with 16 bytes each."""
 FULL_ROW_BYTES = 1 << 12
@@ -62,7 +66,9 @@ def few_row_heuristic(
     Narrow rows of a few hundred are as fast with few threads, unless parameters come beside them or
     what is costly is kept: with 512 rows of 2048 halves on an H200, softmax took 3.0 us in one
     wave, 3.3 us with few threads; 8.2 us of 12288, 9.1 us if nothing is kept (c4d3930); and 2.48 us
-    of 1024 in one wave, 2.68 us with few threads (2c7c317).
+    of 1024 in one wave, 2.68 us with few threads (2c7c317). Of fp32 that is not wide, threads may
+    be fewer where parameters then come beside the row: layer norm took 6.0 us of 4096 by 128
+    threads, 6.6 by 256 that read them later, and 5.05 of 3072 by 192, 5.4 (7c2ec09, no file kept).
     """
     row_bytes = footprint.width * footprint.itemsize
     found = few_row_candidates(space, footprint, device, vector)
@@ -71,7 +77,11 @@ def few_row_heuristic(
         yield from found
     elif footprint.parameters:
         fitting = [c for c in found if c.storage == "registers"]
-        yield from sorted(fitting, key=lambda c: not footprint.fills(c)) if wide else fitting
+        if wide:
+            fitting.sort(key=lambda c: not footprint.fills(c))
+        elif footprint.itemsize == 4:
+            fitting.sort(key=lambda c: c.parameters != "ahead")
+        yield from fitting
     elif wide or (footprint.keeps_costly_steps and row_bytes >= BLOCK_ROW_BYTES):
         keeps = footprint.keeps_costly_steps
         fitting = [c for c in found if c.storage == "registers" and c.recompute != keeps]
@@ -106,6 +116,8 @@ def latency_candidates(
             for threads in [_threads(space, vectors / cluster / turns)]
             if threads is not None and threads <= most
         ]
+        if cluster > 1 and cluster * footprint.rows > FULL_SHARE * device.sms:
+            fitting.sort(key=lambda threads: threads > max(most for _, most in BLOCK_SHAPES[:2]))
         for threads in list(dict.fromkeys(fitting))[:2]:
             way = moments_at_once(footprint)
             c = RowSchedule(vector, threads, 1, 1, "registers", way, cluster, 1)
@@ -215,7 +227,8 @@ def _with_parameters(
     """Their parameters beside the row, if there are registers to spare for them: layer norm of 512
     rows of 4096 halves took 4.15 us on an H200, and 4.21 us if they filled all (2c7c317)."""
     ahead = replace(c, parameters="ahead")
-    needed = estimated_registers(ahead, footprint) + SPARE_REGISTERS
+    spare = 0 if footprint.itemsize == 4 else SPARE_REGISTERS
+    needed = estimated_registers(ahead, footprint) + spare
     return ahead if ahead in space and needed <= register_cap(ahead, device) else c
 
 

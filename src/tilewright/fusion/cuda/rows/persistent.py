@@ -17,6 +17,8 @@ FEW_THREADS_BYTES = 80
 """Of one of many rows, by each of 64 threads of a block, at most."""
 TWO_ROWS_BYTES = 128
 """Of each of two rows that a thread takes at once, at most."""
+MOST_TWO_ROWS_BYTES = 96
+"""The same of fp32, where twice the threads would not leave SMs idle."""
 LEAST_TWO_ROWS_BYTES = 2048
 """Of each of many rows that 64 threads take two at a time, at least."""
 TWO_ROWS_VECTOR = 4
@@ -100,6 +102,10 @@ def widest_clusters(
     With 512 rows, layer norm took 10.9, 12.8, 19.9 and 37.6 us; by 512 threads on an SM 11.2, 14.2,
     22.2 and 40.7. Of 32768 those with 64 threads a block must come in turn (22.6 us if dealt out),
     and blocks that fill an SM are best dealt out: RMS norm took 19.0 us, 20.1 in turn (2c7c317).
+    Of fp32, whose means are corrected where they are far, a row at a time finds its moments in two
+    passes: layer norm of 12288 took 15.0 us, 17.1 by lanes, and of 16384 19.9 and 22.5. Of two rows
+    by 128 threads lanes are the better, and the next on their way take too much: 24576 took 27.8
+    us, 29.5 with two stages. 256 threads took 35.7 of 32768, those 37.6 (7c2ec09, no file kept).
     """
     cluster = max(space.values["cluster"])
     kept_bytes = footprint.width * footprint.itemsize / cluster
@@ -112,11 +118,16 @@ def widest_clusters(
     groups = 1 if threads == 64 else 4 if kept_bytes <= threads * LANE_BYTES else 2
     if kept_bytes > threads * TWO_ROWS_BYTES:
         return
-    way = "two_pass" if not footprint.has_moments else "lanes" if few else "merge"
+    of_fp32 = few and footprint.has_moments and footprint.itemsize == 4
+    if of_fp32 and kept_bytes > 128 * MOST_TWO_ROWS_BYTES:
+        threads, groups = 256, 1
+    way = "lanes" if few else "merge"
+    if not footprint.has_moments or (of_fp32 and groups == 1):
+        way = "two_pass"
     packed = few and device.capability >= 100 and True in space.values["rematerialize"]
-    for stages in (2, 1) if groups == 2 else (1,):
+    for stages in (2, 1) if groups == 2 and not of_fp32 else (1,):
         yield RowSchedule(
-            vector, threads, groups, 2, "registers", way, cluster, 6 if groups == 1 else 1,
+            vector, threads, groups, 2, "registers", way, cluster, 6 if threads == 64 else 1,
             stages=stages, parameters="shared", in_turn=groups == 1 or not few,
             rematerialize=packed,  # else the compiler for sm_100a spills what it widened
         )  # fmt: skip
