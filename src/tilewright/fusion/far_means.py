@@ -50,7 +50,7 @@ def _are_wide(graph: Graph, value: int) -> bool:
     """Whether some numbers that a value follows from are fp32 or fp64 in memory, of as many
     elements: sums of halves, and of what two of them add up to, are exact enough."""
     shape = graph.nodes[value].shape
-    behind = (graph.nodes[i] for i in ancestors(graph, [value], {}))
+    behind = (graph.nodes[i] for i in ancestors(graph, [value]))
     return any(n.op == "load" and n.shape == shape and n.dtype in ("f32", "f64") for n in behind)
 
 

@@ -106,9 +106,9 @@ def _have_something_in_common(graph: Graph, row: int, piece: int) -> bool:
     one tensor with it: else they are rows of two tensors, which no kernel should walk at once."""
     along = [{i for i, n in enumerate(graph.nodes) if n.shape[a] > 1} for a in (row, piece)]
     of_rows, of_pieces = along
-    if not of_rows.isdisjoint(ancestors(graph, of_pieces, {})):
+    if not of_rows.isdisjoint(ancestors(graph, of_pieces)):
         return True
-    if not of_pieces.isdisjoint(ancestors(graph, of_rows, {})):
+    if not of_pieces.isdisjoint(ancestors(graph, of_rows)):
         return True
     read = [
         {_tensor(graph, graph.nodes[i].attr) for i in on if graph.nodes[i].op == "load"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from tilewright.fusion.ir import Access, Graph, Node
@@ -74,7 +74,7 @@ def compact(segment: Segment) -> Segment:
     return replace(segment, graph=graph, row=row, lane=lane)
 
 
-def ancestors(graph: Graph, of: Iterable[int], known: dict[int, Known]) -> list[int]:
+def ancestors(graph: Graph, of: Iterable[int], known: Container[int] = ()) -> list[int]:
     """The steps that `of` need, themselves included, in order; what is known needs no others."""
     found: set[int] = set()
     stack = list(of)
@@ -88,8 +88,26 @@ def ancestors(graph: Graph, of: Iterable[int], known: dict[int, Known]) -> list[
 
 
 def ancestor_space(graph: Graph, i: int) -> tuple[int, ...]:
-    return largest(graph.nodes[a].shape for a in ancestors(graph, [i], {}))
+    return largest(graph.nodes[a].shape for a in ancestors(graph, [i]))
 
 
 def largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def within(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a value of this shape has no dims but those of one of the other shape."""
+    return all(a in (1, b) for a, b in zip(shape, other, strict=True))
+
+
+def main_axis(graph: Graph, needed: Iterable[int]) -> int:
+    """The axis along which most bytes of `needed` steps are contiguous, those of every n-th element
+    counted as an n-th; of equals the last."""
+    contiguous = [0] * len(graph.space)
+    for n in (graph.nodes[i] for i in needed):
+        if n.op == "load":
+            access, size = graph.inputs[n.attr], math.prod(n.shape)
+            for a, stride in enumerate(access.strides):
+                if stride and n.shape[a] != 1:
+                    contiguous[a] += size * access.itemsize // stride
+    return max(range(len(contiguous)), key=lambda a: (contiguous[a], a), default=-1)

@@ -1,14 +1,16 @@
-"""What a kernel has at hand that walks certain rows, and what it can add up on the way."""
+"""The rows that a kernel may walk: what it has at hand then, what it can add up on the way, and how
+much that gets done."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 from tilewright.fusion.ir import REDUCTIONS, Graph
 from tilewright.fusion.program import Kernels
-from tilewright.fusion.subgraphs import largest
+from tilewright.fusion.subgraphs import ancestors, largest, within
+from tilewright.fusion.ways import Row
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,61 @@ class Walks:
     graph: Graph
     kernels: Kernels
     lane: int
+
+    def ranked(
+        self,
+        outputs: Sequence[int],
+        needed: Sequence[int],
+        known: Collection[int],
+        walked: set[tuple[int, ...]],
+        split_rows: bool,
+    ) -> list[Row]:
+        """The rows that the next kernel may walk; those that get most done come first."""
+        space, by_row = self.space(needed), self.kernels.row_partials
+        found = []
+        for row in (*self.candidates(needed, walked), ()):
+            now, added = self.reach(row, needed, known)
+            done = [i for i in now if self.graph.nodes[i].op in REDUCTIONS and i not in known]
+            leaves = bool(row) and by_row
+            whole = len(done) + leaves * len(added)
+            suits = self.kernels.suits(space, row, self.lane) if split_rows else whole
+            progress = len(done) + len(added) + self.written(outputs, now, added, known)
+            contiguous = not row or self.lane in row or self.kernels.across
+            reduces = bool(done) or leaves or not row
+            merit = (reduces, progress, contiguous, suits)
+            found.append(Row(progress > 0 <= suits, merit, row, now, added))
+        return sorted(found, key=lambda f: f[:3], reverse=True)
+
+    def candidates(
+        self, needed: Sequence[int], walked: set[tuple[int, ...]]
+    ) -> set[tuple[int, ...]]:
+        """The axes of rows that may get more done than single elements."""
+        sets = self.reduced(needed)
+        sets |= walked if self.kernels.row_partials else {(self.lane,)}
+        if self.kernels.set_rows:
+            most, sizes = self.kernels.set_rows, self.graph.space
+            few = [b for b in sets if math.prod(sizes[a] for a in b) <= most]
+            along = [a for a in sets if self.lane in a]
+            sets |= {tuple(sorted((*a, *b))) for a in along for b in few if not {*a} & {*b}}
+        space = self.space(needed)
+        return {row for row in sets if any(space[a] > 1 for a in row)}  # not what is known by now
+
+    def written(
+        self, outputs: Sequence[int], now: set[int], added: Sequence[int], known: Collection[int]
+    ) -> int:
+        """How many outputs are written then, by this kernel or by the one that combines
+        partials."""
+        nodes, ends = self.graph.nodes, {*known, *added}
+        shapes = {nodes[i].shape for i in added}
+        count = 0
+        for end in (self.graph.outputs[k][0] for k in outputs):
+            needed = ancestors(self.graph, [end], ends)
+            behind = [nodes[i] for i in needed if i not in now and i not in added]
+            if end in now:
+                count += not behind
+            elif not any(n.op in REDUCTIONS for n in behind):
+                count += any(all(within(n.shape, shape) for n in behind) for shape in shapes)
+        return count
 
     def reach(
         self, row: tuple[int, ...], needed: Sequence[int], known: Container[int]
@@ -50,7 +107,7 @@ class Walks:
         self, row: tuple[int, ...], needed: Sequence[int], known: Container[int]
     ) -> tuple[set[int], list[int]]:
         """The same wherever that leads."""
-        space = largest(self.graph.nodes[i].shape for i in needed)
+        space = self.space(needed)
         completed = self.complete_dims(row, needed)
         now: set[int] = set()
         added: list[int] = []
@@ -76,12 +133,19 @@ class Walks:
     def complete_dims(self, row: tuple[int, ...], needed: Sequence[int]) -> set[tuple[int, ...]]:
         """The dims of reductions that have what they need at hand at once in a kernel that walks
         these rows: their own, or, of a set of rows, those of one and those of the others."""
-        sets = {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
+        sets = self.reduced(needed)
         along = min((s for s in sets if self.lane in s and {*s} < {*row}), key=len, default=row)
         over = tuple(a for a in row if a not in along)
         if math.prod(self.graph.space[a] for a in over) > self.kernels.set_rows:
             return {row}
         return {row, along, over}
+
+    def space(self, needed: Sequence[int]) -> tuple[int, ...]:
+        return largest(self.graph.nodes[i].shape for i in needed)
+
+    def reduced(self, needed: Sequence[int]) -> set[tuple[int, ...]]:
+        """The sets of axes that reductions among these steps run over."""
+        return {self.graph.axes(i) for i in needed if self.graph.nodes[i].op in REDUCTIONS}
 
     def can_add(self, i: int, row: tuple[int, ...], space: tuple[int, ...]) -> bool:
         """Whether a kernel that walks these rows meets each element of the operand once."""

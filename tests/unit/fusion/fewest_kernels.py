@@ -7,8 +7,9 @@ from tilewright.fusion.ir import REDUCTIONS
 from tilewright.fusion.passes import remove_dead
 from tilewright.fusion.plan import expand_moments
 from tilewright.fusion.program import Kernels, walking
-from tilewright.fusion.segments import _Cutter
+from tilewright.fusion.segments import Cutter
 from tilewright.fusion.subgraphs import largest
+from tilewright.fusion.walks import Walks
 from tilewright.fusion.ways import Hopeless, Met, Row
 
 ON_CPUS = Kernels(2)
@@ -19,21 +20,23 @@ def passes(program):
     return len(walking(program.segments))
 
 
-class _Chosen(_Cutter):
+class _Chosen(Cutter):
     """At each kernel: any axes as the row, and any of the reductions that it could add up."""
 
-    def ranked(self, outputs, needed, known, split_rows):
+    def ranked(self, needed):
+        outputs, known = self.draft.remaining, self.draft.known
+        walks = Walks(self.graph, self.kernels, self.draft.lane)
         space = largest(self.graph.nodes[i].shape for i in needed)
         axes = [a for a, n in enumerate(space) if n > 1]
         rows = [row for k in range(len(axes) + 1) for row in itertools.combinations(axes, k)]
         found = []
         for row in rows:
-            now, added = self.walks.reach(row, needed, known)
+            now, added = walks.reach(row, needed, known)
             for count in range(len(added), -1, -1):
                 for some in itertools.combinations(added, count):
                     done = [i for i in now if i not in known]
                     reduced = [i for i in done if self.graph.nodes[i].op in REDUCTIONS]
-                    written = self.completed(outputs, now, some, known)
+                    written = walks.written(outputs, now, some, known)
                     if reduced or some or written:
                         found.append(Row(True, (), row, now, [*some]))
         if not found:
@@ -48,7 +51,7 @@ def fewest(graph, bound, kernels=ON_CPUS, most=2000):
     for _ in range(most):
         cutter = _Chosen(graph, kernels, choices, best, met)
         with contextlib.suppress(Hopeless):
-            best = min(best, passes(cutter.run(False)))
+            best = min(best, passes(cutter.run()))
         while cutter.chosen and cutter.chosen[-1][0] + 1 == cutter.chosen[-1][1]:
             cutter.chosen.pop()
         if not cutter.chosen:

@@ -27,8 +27,9 @@ from tilewright.fusion.cuda.tiles.tiling import Tiles, fitted, joining_schedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program, Segment
 from tilewright.fusion.remembered import last_remembered, remembered
-from tilewright.fusion.segments import cut, main_axis
+from tilewright.fusion.segments import cut
 from tilewright.fusion.split_moments import most_parts, split_moments
+from tilewright.fusion.subgraphs import main_axis
 
 
 @last_remembered

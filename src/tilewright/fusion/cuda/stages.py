@@ -29,7 +29,7 @@ from tilewright.fusion.ir import Graph
 from tilewright.fusion.passes import permuted
 from tilewright.fusion.program import Segment
 from tilewright.fusion.remembered import remembered
-from tilewright.fusion.segments import main_axis
+from tilewright.fusion.subgraphs import main_axis
 from tilewright.space import ConfigSpace
 from tilewright.tensor_spec import TensorSpec
 

@@ -39,8 +39,8 @@ from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.program import Program
 from tilewright.fusion.remembered import remembered
-from tilewright.fusion.segments import main_axis
 from tilewright.fusion.stored import Stored
+from tilewright.fusion.subgraphs import main_axis
 from tilewright.impl import CompileTask, Executable, Launched, Resources, Work, allocator
 from tilewright.op import Workload
 from tilewright.space import ConfigSpace

@@ -15,7 +15,7 @@ from tilewright.fusion.passes import permuted, with_axis
 from tilewright.fusion.plan import Phase, Plan, needed_in, plan_rows, with_stores_last
 from tilewright.fusion.program import Segment
 from tilewright.fusion.remembered import remembered
-from tilewright.fusion.segments import main_axis
+from tilewright.fusion.subgraphs import main_axis
 
 LONG_TILE, LONG_TURNS, LONG_SPLIT = 128, 8, 64
 """Elements along the lane, turns that add them to one number, and steps of a walk, by which the
