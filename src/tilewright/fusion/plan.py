@@ -14,6 +14,7 @@ up its own rows, and their partial results are combined afterwards.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -52,8 +53,8 @@ class Phase:
 
     reductions: tuple[int, ...]
     stores: tuple[int, ...]
-    carried_in: frozenset[int]
-    carried_out: frozenset[int]
+    carried_in: frozenset[int] = frozenset()
+    carried_out: frozenset[int] = frozenset()
     added: tuple[int, ...] = ()
 
 
@@ -148,39 +149,33 @@ def plan_rows(
     others = [i for i in graph.reductions if graph.axes(i) != row]
     assert not any(graph.users(i) for i in others), "a step uses what is known after all rows"
     ready = _first_phase(graph, over_row)
-    last = max(ready, default=0)
-    operand_ready = {i: ready[graph.nodes[i].args[0]] for i in graph.reductions}
-    reductions = [tuple(i for i in over_row if operand_ready[i] == p) for p in range(last + 1)]
-    added = [tuple(i for i in others if operand_ready[i] == p) for p in range(last + 1)]
-    stores = [
-        tuple(
-            k
-            for k, (i, _) in enumerate(graph.outputs)
-            if inner[i] and ready[i] == p and i not in others
+    reduced_in = {i: ready[graph.nodes[i].args[0]] for i in graph.reductions}
+    full = {k: i for k, (i, _) in enumerate(graph.outputs) if inner[i] and i not in others}
+    last = max((*reduced_in.values(), *(ready[i] for i in full.values())), default=0)
+    phases = tuple(
+        Phase(
+            reductions=tuple(i for i in over_row if reduced_in[i] == p),
+            stores=tuple(k for k, i in full.items() if ready[i] == p),
+            added=tuple(i for i in others if reduced_in[i] == p),
         )
         for p in range(last + 1)
-    ]
-    while len(reductions) > 1 and not (reductions[-1] or stores[-1] or added[-1]):
-        reductions.pop()
-        stores.pop()
-        added.pop()
-    used_in = [
-        {graph.nodes[i].args[0] for i in (*reductions[p], *added[p])}
-        | {graph.outputs[k][0] for k in stores[p]}
-        for p in range(len(reductions))
-    ]
-    kept = [
-        _cheapest_cut(graph, row, inner, ready, set().union(*used_in[p + 1 :]), p, recompute)
-        for p in range(len(reductions) - 1)
-    ]
-    if packed:
-        kept = [frozenset(_narrowest(graph, i) for i in values) for values in kept]
-    before = [frozenset[int](), *kept]
-    after = [*kept, frozenset[int]()]
-    phases = tuple(
-        Phase(*each) for each in zip(reductions, stores, before, after, added, strict=True)
     )
-    return Plan(graph, phases, inner, tuple(ready), row)
+    return _carrying(Plan(graph, phases, inner, tuple(ready), row), recompute, packed)
+
+
+def _carrying(plan: Plan, recompute: bool, packed: bool) -> Plan:
+    """The same plan with what each sweep keeps for later ones."""
+    ends = [plan.ends(phase) for phase in plan.phases]
+    kept = [frozenset[int]()]
+    for p in range(len(plan.phases) - 1):
+        values = _kept_after(plan, p, set().union(*ends[p + 1 :]), recompute)
+        kept.append(frozenset(_narrowest(plan.graph, i) for i in values) if packed else values)
+    kept.append(frozenset())
+    phases = (
+        replace(phase, carried_in=before, carried_out=after)
+        for phase, (before, after) in zip(plan.phases, itertools.pairwise(kept), strict=True)
+    )
+    return replace(plan, phases=tuple(phases))
 
 
 def with_stores_last(plan: Plan) -> Plan:
@@ -189,10 +184,9 @@ def with_stores_last(plan: Plan) -> Plan:
     later = {plan.graph.outputs[k][0] for k in phase.stores}
     if not later:
         return plan
-    graph, ready = plan.graph, list(plan.ready)
-    kept = _cheapest_cut(graph, plan.row, plan.inner, ready, later, 0, True)
+    kept = _kept_after(plan, 0, later, True)
     first = replace(phase, stores=(), carried_out=kept)
-    return replace(plan, phases=(first, Phase((), phase.stores, kept, frozenset())))
+    return replace(plan, phases=(first, Phase((), phase.stores, kept)))
 
 
 def expand_moments(
@@ -317,18 +311,11 @@ def _first_phase(graph: Graph, over_row: list[int]) -> list[int]:
     return ready
 
 
-def _cheapest_cut(
-    graph: Graph,
-    row: tuple[int, ...],
-    inner: tuple[bool, ...],
-    ready: list[int],
-    later: set[int],
-    phase: int,
-    recompute: bool,
-) -> frozenset[int]:
+def _kept_after(plan: Plan, phase: int, later: set[int], recompute: bool) -> frozenset[int]:
     """What to keep after `phase` so that `later` values need no row-varying load."""
+    graph, inner, ready = plan.graph, plan.inner, plan.ready
     wanted = [i for i in needed_in(graph, later, frozenset()) if inner[i]]
-    over_rows = _depends_on_row_loads(graph, row, inner)
+    over_rows = _depends_on_row_loads(plan)
     used_later = {a for i in wanted if ready[i] > phase for a in graph.nodes[i].args}
     costs: dict[int, int] = {}
     uses: list[tuple[int, int]] = []
@@ -347,14 +334,12 @@ def _cheapest_cut(
     return cheapest_cut(costs, uses, loads, last, again)
 
 
-def _depends_on_row_loads(
-    graph: Graph, row: tuple[int, ...], inner: tuple[bool, ...]
-) -> list[bool]:
+def _depends_on_row_loads(plan: Plan) -> list[bool]:
     """Per node: it varies along the row, through loads of the row itself and not of parameters.
 
     In a graph of one row nothing tells the two apart, and every load counts as the row's.
     """
-    kept = [a for a in range(len(graph.space)) if a not in row]
+    graph, inner, kept = plan.graph, plan.inner, plan.kept
     found: list[bool] = []
     for i, n in enumerate(graph.nodes):
         if n.op == "load":
