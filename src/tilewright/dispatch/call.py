@@ -348,28 +348,41 @@ def _with_gradients(
     if any_without_memory((*args, *kwargs.values())):
         return _unlike_plain_tensors(op, call, args, kwargs, forced)
     if state.enabled:
-        if (alike := with_scalars_alike(op, args, kwargs)) is not None:
-            return call(**alike)
-        bound = bind(op, args, kwargs)
-        found = None
-        if op.indexed is not None:
-            found = _by_its_index(op, call, args, kwargs, bound, forced)
-        elif op.form_of is not None:
-            _refuse_shared(op, bound)
-        if found is None and op.form_of is None:
-            if forced is None:
-                found = _generated(recent, op, args, kwargs, bound)
-            else:
-                found = _recomputed(op, args, kwargs)
+        found = _with_own_gradients(recent, op, call, args, kwargs, forced)
         if found is not None:
             return found
-        if op.indexed is not None:
-            look_first(op, bound)
     dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
     if not op.fallback and (len(dtypes) > 1 or op.outputs_like is not None):
         op.workload_of(*args, **kwargs)  # dtypes that PyTorch might promote, and operators refuse
     answer = outliving_indices if state.enabled else as_pytorch
     return or_why(op, args, kwargs, lambda: answer(op, args, kwargs))
+
+
+def _with_own_gradients(
+    recent: Recent,
+    op: Op,
+    call: Run,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    forced: Forced | None,
+) -> Any:
+    """The result of a call that has a way of its own, gradients included; None of others."""
+    if (alike := with_scalars_alike(op, args, kwargs)) is not None:
+        return call(**alike)
+    bound = bind(op, args, kwargs)
+    found = None
+    if op.indexed is not None:
+        found = _by_its_index(op, call, args, kwargs, bound, forced)
+    elif op.form_of is not None:
+        _refuse_shared(op, bound)
+    if found is None and op.form_of is None:
+        if forced is None:
+            found = _generated(recent, op, args, kwargs, bound)
+        else:
+            found = _recomputed(op, args, kwargs)
+    if found is None and op.indexed is not None:
+        look_first(op, bound)
+    return found
 
 
 def _by_its_index(
