@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ FLAGS = (
 
 ALIGN = 64
 """Bytes to which temporaries are aligned: a cache line."""
+_data_ptr = torch.Tensor.data_ptr
 
 
 def unsupported(graph: Graph, device: DeviceSpec) -> str | None:
@@ -107,6 +108,8 @@ class FusedLoops(Stored):
         self.kernels = LoopKernels(graph, config, built)
         self.workspace_bytes = self.kernels.workspace_bytes
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
+        one = len(self.outputs) == 1 and self.written is None and not self.workspace_bytes
+        self.run = self.run_to_one() if one else lambda *inputs: self.launch(inputs, self.scalars)
 
     def __call__(
         self,
@@ -114,28 +117,32 @@ class FusedLoops(Stored):
         scalars: tuple[float, ...] | None = None,
         pointers: list[int] | None = None,
     ) -> Any:
+        inputs = pointers or map(_data_ptr, tensors)
+        if scalars is None:
+            return self.run(*inputs)
+        return self.launch(inputs, self.scalars_of(scalars))
+
+    def by_addresses(self, device: torch.device) -> Callable[..., Any]:
+        return self.run
+
+    def launch(self, inputs: Iterable[int], scalars: tuple[float, ...]) -> Any:
         empty = allocator.on(CPU)
-        outs = [empty(shape, strides, dtype) for shape, strides, dtype in self.outputs]
-        self.kernels(
-            [*(pointers or (t.data_ptr() for t in tensors)), *self.addresses(outs)],
-            self.scalars if scalars is None else self.scalars_of(scalars),
-            torch.get_num_threads() if self.parallel else 1,
-            self.huge_pages,
-        )
+        outs = [empty(*output) for output in self.outputs]
+        threads = torch.get_num_threads() if self.parallel else 1
+        self.kernels([*inputs, *self.addresses(outs)], scalars, threads, self.huge_pages)
         return outs[0] if len(outs) == 1 else tuple(outs)
 
-    def by_addresses(self, device: torch.device) -> Callable[..., Any] | None:
-        """For one output and no temporaries: there the lists above are most of a small call."""
-        if len(self.outputs) > 1 or self.written is not None or self.workspace_bytes:
-            return None
+    def run_to_one(self) -> Callable[..., Any]:
+        """The same for one output and no temporaries, where the lists above are most of a small
+        call."""
         ((shape, strides, dtype),) = self.outputs
         function, numbers = self.kernels.function, (*self.kernels.extents, *self.scalars)
         parallel, huge_pages = self.parallel, self.huge_pages
 
-        def run_to_one(*inputs: int) -> torch.Tensor:
+        def run(*inputs: int) -> torch.Tensor:
             out = allocator.on(CPU)(shape, strides, dtype)
             threads = torch.get_num_threads() if parallel else 1
             function(*inputs, out.data_ptr(), *numbers, threads, huge_pages)
             return out
 
-        return run_to_one
+        return run
