@@ -35,8 +35,11 @@ from tilewright.fusion.subgraphs import ancestor_space, ancestors, largest, main
 from tilewright.fusion.walks import Walks
 from tilewright.fusion.ways import Hopeless, Met, Row, Way
 
-MOST_TRIED = 1000
-"""Programs, of which few are ever made: they are given up with the pass that is too many."""
+MOST_STEPS = 100_000
+"""Of a graph, once for each kernel of every program that is tried. Those that take fewer passes
+than the first were found within 2100 in all suites, where none takes more than 7000; gradients of a
+layer norm that is rolled over two dims, 365 steps of which a walk takes milliseconds to plan, would
+take two millions for nothing."""
 
 
 def cut(
@@ -88,7 +91,8 @@ def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
     rows: list[int] = []
     fewest = most = math.inf
     met = Met()
-    for _ in range(MOST_TRIED):
+    steps = 0
+    while steps < MOST_STEPS:
         cutter = Cutter(in_sums, kernels, rows, most, met)
         with contextlib.suppress(Hopeless):
             program = cutter.run()
@@ -96,6 +100,7 @@ def _rows_of_fewest_passes(graph: Graph, kernels: Kernels) -> tuple[int, ...]:
                 best = tuple(k for k, _ in cutter.chosen)
                 fewest, most = program.large(), len(walking(program.segments))
         chosen = cutter.chosen
+        steps += len(chosen) * len(in_sums.nodes)
         while chosen and chosen[-1][0] + 1 == chosen[-1][1]:
             chosen.pop()
         if not chosen:

@@ -4,15 +4,18 @@ from collections import Counter
 
 from fewest_kernels import ON_CPUS, fewest, passes
 from hypothesis import given, seed
+from torch.nn import functional as F
 
 import tilewright as tw
-from random_graphs import Program, forget, programs, run_examples, workload
+from random_graphs import Program, forget, gradients_of, programs, run_examples, workload
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion import segments
 from tilewright.fusion.cuda.tiles.capabilities import TileKernels
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.segments import Cutter, cut
 from tilewright.fusion.ways import Met
 from tilewright.impls.fused import graph_of
+from tilewright.op import Workload
 from tilewright.tensor_spec import TensorSpec
 
 WAYS = [{}, {"rows": True}, {"rows": True, "columns": True}, {"adds_across": True}]
@@ -129,3 +132,25 @@ def test_gradients_of_rows_and_columns_in_turn_are_cut_in_few_tries(
         tries.clear()
         assert cut(graph, kernels=kernels).large() == most
         assert len(tries) < 100
+
+
+def windows_of_rolled_norms(x, w, b):
+    x = F.layer_norm(x, x.shape[-1:], w, b).roll((-1, -1), (1, 2))
+    n, height, width, channels = x.shape
+    x = x.view(n, height // 2, 2, width // 2, 2, channels)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, channels)
+
+
+def test_a_search_in_a_large_graph_ends(monkeypatch, forgets_functions):
+    fuse(windows_of_rolled_norms)
+    text = "windows_of_rolled_norms(x=f32[2,4,6,8], w=f32[8], b=f32[8])"
+    graph = graph_of(gradients_of(Workload.parse(text)))
+    walk, planned = segments.Cutter.walk, []
+
+    def counting(self, *args):
+        planned.append(len(self.graph.nodes))
+        return walk(self, *args)
+
+    monkeypatch.setattr(segments.Cutter, "walk", counting)
+    cut(graph, kernels=TileKernels(TileSchedule(), rows=True))
+    assert segments.MOST_STEPS < sum(planned) < 1.5 * segments.MOST_STEPS
