@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,6 +80,8 @@ class Executable:
     """Shared memory asked for at launch, in bytes per block, besides the static part."""
     work: Work | None = None
     """Of its first kernel, where that is a generated one of a GPU."""
+    executables: Sequence[Executable] = ()
+    """Those that it runs one after another, each of a task of its own; none where it is one."""
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Outputs for the tensor arguments of the workload, in their order."""
@@ -249,8 +251,15 @@ class Implementation:
         return f"{config} {w}"
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask | None:
-        """What `build` will compile, so that a tuner can compile many at once beforehand."""
+        """What `build` will compile of the config, so that a tuner can compile many at once
+        beforehand."""
         return None
+
+    def tasks(self, config: Any, w: Workload, device: DeviceSpec) -> tuple[CompileTask, ...]:
+        """All that `build` will compile, in the order in which it runs: `task`, and what runs
+        before and after it under configs of its own, as far as is known without compiling."""
+        task = self.task(config, w, device)
+        return () if task is None else (task,)
 
     def resources(self, config: Any, log: str) -> Resources | None:
         """Of a config's kernel, from the compiler's log, where that is of a library with kernels of

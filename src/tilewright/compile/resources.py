@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
 
@@ -54,8 +55,12 @@ def call_resources(log: str, entry: str) -> Resources:
     Raises:
         CompileError: the log reports no such kernel.
     """
-    kernels = [parse_ptxas(log, k) for k in (entry, *_reports(log))]
-    return Resources(*map(max, zip(*map(astuple, kernels), strict=True)))
+    return most(parse_ptxas(log, k) for k in (entry, *_reports(log)))
+
+
+def most(found: Iterable[Resources]) -> Resources:
+    """Of each resource, what any takes most."""
+    return Resources(*map(max, zip(*map(astuple, found), strict=True)))
 
 
 def _reports(log: str) -> dict[str, str]:

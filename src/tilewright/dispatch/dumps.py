@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +14,8 @@ from tilewright.compile.cache import compiled
 from tilewright.compile.nvrtc import capped
 from tilewright.compile.resources import parse_ptxas, ptx, sass
 from tilewright.device import DeviceSpec
-from tilewright.errors import InvalidArgument, TilewrightError
+from tilewright.errors import CacheError, CompileError, InvalidArgument, TilewrightError
+from tilewright.fusion.staged import stage
 from tilewright.impl import (
     OWN_BACKENDS,
     Executable,
@@ -50,13 +53,20 @@ class KernelFacts:
 
 
 def kernels(
-    executable: Executable, task: CompileTask | None, spec: DeviceSpec
-) -> list[KernelFacts]:
-    """Every kernel of a call in turn; none where the compiler tells nothing.
+    executable: Executable, tasks: Sequence[CompileTask], spec: DeviceSpec
+) -> list[list[KernelFacts]]:
+    """Every kernel of each stage of a call in turn; none where the compiler tells nothing.
 
     Args:
-        task: what was compiled for it, if that is known.
+        tasks: what was compiled for the stages, if that is known.
     """
+    stages = zip(executable.executables or [executable], tasks or (None,), strict=True)
+    return [_kernels(stage, task, spec) for stage, task in stages]
+
+
+def _kernels(
+    executable: Executable, task: CompileTask | None, spec: DeviceSpec
+) -> list[KernelFacts]:
     found = compiled(task) if task else None
     entry = task.entry if task else ""
     threads, shared_bytes = executable.block_threads, executable.shared_bytes
@@ -96,12 +106,12 @@ def dump(
     """
     if what not in SHOWN:
         raise InvalidArgument(f"cannot show {what!r}; use one of {', '.join(SHOWN)}")
+    tasks = _tasks(impl, config, w, spec)
     if what == "schedule":
         lines = [f"{name} = {value}" for name, value in config_dict(config).items()]
         lines += impl.describe(config, w, spec)
         return "\n".join(lines) or f"{impl.name} has no knobs, and so no schedule of its own"
-    task = impl.task(config, w, spec)
-    if task is None:
+    if not tasks:
         own = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
         able = [i for i in own if i.unsupported(w, spec) is None]
         named = [i.name for i in able if i.task(i.heuristic(w, spec), w, spec) is not None]
@@ -110,14 +120,35 @@ def dump(
             remedy = f"ask for {' or '.join(h.op for h in halves(w))}, whose kernels it calls"
         raise InvalidArgument(f"{impl.name} generates no source of its own; {remedy}")
     if max_registers is not None:
-        if task.compiler != "nvrtc":
+        if any(task.compiler != "nvrtc" for task in tasks):
             raise InvalidArgument("registers are capped for CUDA kernels only")
-        task = replace(task, source=capped(task.source, max_registers))
-    if what == "source":
-        return task.source
+        tasks = [replace(task, source=capped(task.source, max_registers)) for task in tasks]
     if what == "resources":
-        return _resources(impl.build(config, w, spec), task, spec)
-    return _machine_code(task, what)
+        found = kernels(impl.build(config, w, spec), tasks, spec)
+        return _by_stage([_resources(own, spec) for own in found])
+    if what == "source":
+        return _by_stage([task.source for task in tasks])
+    return _by_stage([_machine_code(task, what) for task in tasks])
+
+
+def _tasks(
+    impl: Implementation, config: Any, w: Workload, spec: DeviceSpec
+) -> Sequence[CompileTask]:
+    """Of each stage. What is not of the config is compiled, as far as a compiler is at hand: only
+    then is it known whether it spills, and gives way to another."""
+    own = impl.task(config, w, spec)
+    with contextlib.suppress(CompileError, CacheError):
+        for task in impl.tasks(config, w, spec):
+            if task != own:
+                compiled(task)
+    return impl.tasks(config, w, spec)
+
+
+def _by_stage(texts: Sequence[str]) -> str:
+    if len(texts) == 1:
+        return texts[0]
+    heads = [f"// {stage(k, len(texts))}" for k in range(len(texts))]
+    return "\n".join(f"{head}\n{text}" for head, text in zip(heads, texts, strict=True))
 
 
 def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec) -> None:
@@ -130,9 +161,8 @@ def dump_built(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec)
         _log.warning("%s of %s on %s, for %s:\n%s", what, impl.name, spec.name, w, text)
 
 
-def _resources(executable: Executable, task: CompileTask, spec: DeviceSpec) -> str:
-    """Of each kernel of a call."""
-    found = kernels(executable, task, spec)
+def _resources(found: Sequence[KernelFacts], spec: DeviceSpec) -> str:
+    """Of each kernel of a stage."""
     if not found:
         return "the compiler reports no resources for this target"
     lines = []

@@ -274,8 +274,8 @@ def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:
     if choice.slices:
         return any(_compiles(s.workload, device, of_slice) for s, of_slice in choice.slices)
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
-    task = implementation.task(choice.config, choice.copied or w, spec)
-    return task is not None and cached(task) is None
+    tasks = implementation.tasks(choice.config, choice.copied or w, spec)
+    return any(cached(task) is None for task in tasks)
 
 
 def _build(w: Workload, device: torch.device, choice: Choice) -> Run:

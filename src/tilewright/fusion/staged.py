@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.fusion.ir import Graph
@@ -41,13 +41,20 @@ class Staged:
         steps = [sum(math.prod(n.shape) for n in graph.nodes) for graph in self.graphs]
         return steps.index(max(steps))
 
-    def described(self, lines: Iterable[list[str]]) -> list[str]:
-        """One line for each kernel, given those of each graph."""
-        found: list[str] = []
-        for own, reason in zip(lines, self.reasons, strict=True):
-            first, *others = [_later(line, len(found)) for line in own]
+    def described(self, lines: Iterable[list[str]], schedules: Sequence[str]) -> list[str]:
+        """The schedule of each graph, then one line for each of its kernels, given its own."""
+        found, kernels = list[str](), 0
+        for k, (own, reason) in enumerate(zip(lines, self.reasons, strict=True)):
+            first, *others = [_later(line, kernels) for line in own]
+            found += [f"{stage(k, len(schedules))}: {schedules[k]}"]
             found += [f"{first}; cut: {reason}" if reason else first, *others]
+            kernels += len(own)
         return found
+
+
+def stage(k: int, stages: int) -> str:
+    """What the k-th graph of several is called where people read of it."""
+    return f"stage {k + 1} of {stages}"
 
 
 def _later(line: str, kernels: int) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tilewright.compile.cache import compiled
+from tilewright.compile.cache import cached, compiled
+from tilewright.compile.resources import most
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError, NoImplementation
 from tilewright.fusion.cpp import target as cpp_target
@@ -28,7 +29,7 @@ from tilewright.fusion.staged import Staged, graphs_of, main_of
 from tilewright.fusion.stored import Stored
 from tilewright.impl import CompileTask, Executable, Implementation
 from tilewright.op import Op, Workload
-from tilewright.space import ConfigSpace
+from tilewright.space import ConfigSpace, config_text
 from tilewright.tensor_spec import WHOLE
 
 EMPTY = "a tensor is empty: there is nothing to compute"
@@ -76,17 +77,21 @@ class Fused(Implementation):
         return target(device).promising(self.main(w), device)
 
     def describe(self, config: Any, w: Workload, device: DeviceSpec) -> list[str]:
-        graph, module = self.graph(w), target(device)
+        graph, configs = self.graph(w), self._configs(config, w, device)
         lines = [
-            module.describe(
-                own, config if k == main_of(graph) else module.heuristic(own, device), device
-            )
-            for k, own in enumerate(graphs_of(graph))
+            target(device).describe(own, c, device)
+            for own, c in zip(graphs_of(graph), configs, strict=True)
         ]
-        return graph.described(lines) if isinstance(graph, Staged) else lines[0]
+        if not isinstance(graph, Staged):
+            return lines[0]
+        return graph.described(lines, [config_text(c) for c in configs])
 
     def task(self, config: Any, w: Workload, device: DeviceSpec) -> CompileTask:
         return _task(w.operator, w, main_of(self.graph(w)), config, device)
+
+    def tasks(self, config: Any, w: Workload, device: DeviceSpec) -> tuple[CompileTask, ...]:
+        configs = self._configs(config, w, device)
+        return tuple(_task(w.operator, w, k, c, device) for k, c in enumerate(configs))
 
     def build(self, config: Any, w: Workload, device: DeviceSpec) -> Executable:
         graph, built = self.graph(w), list[Executable]()
@@ -94,6 +99,17 @@ class Fused(Implementation):
             own = config if k == main_of(graph) else _untuned(w.operator, w, k, device)
             built.append(_executable(w, k, own, device))
         return InStages(built, graph) if isinstance(graph, Staged) else built[0]
+
+    def _configs(self, config: Any, w: Workload, device: DeviceSpec) -> list[Any]:
+        """Of each graph: the main one's is given, the others' are what runs untuned, as far as that
+        is known: a heuristic's is the first to be compiled, and gives way only if it spills."""
+        graph, configs = self.graph(w), list[Any]()
+        for k, each in enumerate(graphs_of(graph)):
+            own = config if k == main_of(graph) else target(device).heuristic(each, device)
+            if k != main_of(graph) and cached(_task(w.operator, w, k, own, device)):
+                own = _untuned(w.operator, w, k, device)
+            configs.append(own)
+        return configs
 
     @staticmethod
     def graph(w: Workload) -> Graph | Staged:
@@ -182,21 +198,20 @@ class ReadAgain(Executable):
 
 class InStages(Executable):
     """Kernels of several graphs: what the earlier ones store the later ones are given, behind the
-    tensors of the workload. What is told of registers is told of the main graph's."""
+    tensors of the workload."""
 
     def __init__(self, stages: Sequence[Executable], graph: Staged):
-        self.stages, self.specs = stages, [s for g in graph.graphs for s in g.stored]
-        main = stages[graph.main]
-        self.resources, self.later, self.work = main.resources, main.later, main.work
-        self.block_threads, self.shared_bytes = main.block_threads, main.shared_bytes
+        self.executables, self.specs = stages, [s for g in graph.graphs for s in g.stored]
+        known = [stage.resources for stage in stages if stage.resources]
+        self.resources = most(known) if known else None
 
     @property
     def workspace_bytes(self) -> int:  # type: ignore[override]
         stored = sum(spec.numel * spec.itemsize for spec in self.specs)
-        return stored + max(stage.workspace_bytes for stage in self.stages)
+        return stored + max(stage.workspace_bytes for stage in self.executables)
 
     def __call__(self, *tensors: torch.Tensor, **scalars: Any) -> Any:
-        *before, last = self.stages
+        *before, last = self.executables
         for stage in before:
             stored = stage(*tensors, **scalars)
             tensors += (stored,) if isinstance(stored, torch.Tensor) else stored

@@ -282,7 +282,8 @@ def _facts(impl: Implementation, w: Workload, spec: DeviceSpec, choice: Choice) 
         executable = impl.build(config, w, spec)
     except (CompileError, CacheError) as error:
         return replace(facts, unsupported=str(error).partition("\n")[0])
-    of_each = [k.occupancy for k in kernels(executable, impl.task(config, w, spec), spec)]
+    stages = kernels(executable, impl.tasks(config, w, spec), spec)
+    of_each = [kernel.occupancy for stage in stages for kernel in stage]
     return replace(facts, resources=executable.resources, occupancy=of_each)
 
 

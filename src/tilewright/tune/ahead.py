@@ -23,32 +23,40 @@ GROUP = 32
 def built(
     pool: CompilePool,
     candidates: Sequence[Candidate],
-    task_of: Callable[[Candidate], CompileTask | None],
+    tasks_of: Callable[[Candidate], Sequence[CompileTask]],
 ) -> Generator[Built, None, None]:
-    """Each candidate once, as its compilation completes; equal tasks are compiled once."""
+    """Each candidate once, as its compilation completes; equal tasks are compiled once.
+
+    Args:
+        tasks_of: all that a candidate needs; its binary is the first's.
+    """
     known: dict[CompileTask, Compiled | CompileError] = {}
-    waiting: dict[CompileTask, list[Candidate]] = {}
+    waiting: dict[Candidate, Sequence[CompileTask]] = {}
     done: deque[Built] = deque()
 
     def tasks() -> Iterator[CompileTask]:
         for candidate in candidates:
             try:
-                task = task_of(candidate)
+                waiting[candidate] = tasks_of(candidate)
             except CompileError as error:
                 done.append((candidate, error))
                 continue
-            if task is None or task in known:
-                done.append((candidate, known[task] if task else None))
-                continue
-            waiting.setdefault(task, []).append(candidate)
-            yield task
+            yield from waiting[candidate]
+
+    def complete() -> Iterator[Built]:
+        for candidate, needed in [*waiting.items()]:
+            if all(task in known for task in needed):
+                del waiting[candidate]
+                results = [known[task] for task in needed]
+                failed = (r for r in results if isinstance(r, CompileError))
+                yield candidate, next(failed, results[0] if results else None)
+        while done:
+            yield done.popleft()
 
     for task, result in pool.compile(tasks()):
         known[task] = result
-        yield from [(candidate, result) for candidate in waiting.pop(task)]
-        while done:
-            yield done.popleft()
-    yield from done
+        yield from complete()
+    yield from complete()
 
 
 def grouped(items: Generator[Built, None, None], overlap: bool) -> Iterator[list[Built]]:

@@ -330,8 +330,7 @@ def _first_tasks(session: Session, w: Workload) -> Iterator[CompileTask]:
     for implementation, config in itertools.chain(untuned, promising):
         if config in spaces[implementation]:
             with contextlib.suppress(CompileError):  # the search will tell
-                if task := implementation.task(config, w, spec):
-                    yield task
+                yield from implementation.tasks(config, w, spec)
 
 
 def _able(session: Session, w: Workload) -> list[Implementation]:

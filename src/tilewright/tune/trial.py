@@ -165,13 +165,15 @@ class Trial:
     def _built(self, candidates: Sequence[Candidate]):
         if not self.session.runner.compiles:
             return grouped(((c, None) for c in candidates), overlap=False)
-        items = built(self.session.pool, candidates, self._task)
+        items = built(self.session.pool, candidates, self._tasks)
         return grouped(items, self.session.overlap)
 
-    def _task(self, candidate: Candidate) -> CompileTask | None:
-        spec = self.session.spec
-        implementation = IMPLS[candidate.implementation]
-        return implementation.task(candidate.resolve(self.w, spec), self.w, spec)
+    def _tasks(self, candidate: Candidate) -> list[CompileTask]:
+        """What is compiled of its config, then what runs before and after it."""
+        implementation, w, spec = IMPLS[candidate.implementation], self.w, self.session.spec
+        config = candidate.resolve(w, spec)
+        own = implementation.task(config, w, spec)
+        return [own, *(t for t in implementation.tasks(config, w, spec) if t != own)] if own else []
 
     def _admit(self, candidate: Candidate, result: Compiled | CompileError | None) -> Entry | None:
         """The entry of a candidate that may be verified now; None for failures and spillers."""

@@ -1,6 +1,10 @@
 """Values that are stored: slices of them would be computed anew in too many steps."""
 
 import functools
+import re
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,21 +25,30 @@ from random_graphs import (
     workload,
 )
 from stencil_functions import blurred, blurred_thrice, sobel, with_transposes
-from tilewright.compile import cxx
+from tilewright.compile import cache, cxx, nvrtc
+from tilewright.compile.cache import cached, compiled
+from tilewright.compile.pool import CompilePool
 from tilewright.device import DEVICES, spec_of
+from tilewright.dispatch.dumps import dump
 from tilewright.dispatch.functions.fuse import fuse
 from tilewright.fusion.frontend import lower
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.staged import Staged, graphs_of
 from tilewright.impl import IMPLS
 from tilewright.impls.fused import graph_of
+from tilewright.measure.candidate import Candidate
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
+from tilewright.tune.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("forgets_functions")
 needs_compiler = pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
 FUSED, CPU = IMPLS["fused"], torch.device("cpu")
 HOST, H200 = spec_of(None), DEVICES["h200"]
+DEVICES_HERE = [
+    pytest.param(spec, marks=pytest.mark.skipif(missing is not None, reason=str(missing)))
+    for spec, missing in ((HOST, cxx.missing()), (H200, nvrtc.missing()))
+]
 
 
 def weighed(x, weight):
@@ -135,13 +148,58 @@ def test_it_is_told_why_a_value_is_stored(device):
     w = gradients_of(Workload.parse("sobel(x=f32[16,512,512])"))
     graph = graph_of(w)
     assert [len(g.stored) for g in graphs_of(graph)] == [2, 0]
-    lines = FUSED.describe(FUSED.heuristic(w, device), w, device)
+    told = FUSED.describe(FUSED.heuristic(w, device), w, device)
+    heads = [k for k, line in enumerate(told) if line.startswith("stage ")]
+    assert [told[k].partition(":")[0] for k in heads] == ["stage 1 of 2", "stage 2 of 2"]
+    lines = [line for line in told if not line.startswith("stage ")]
+    assert told[heads[1] + 1] == lines[4]
     assert [line.partition(":")[0] for line in lines] == [f"kernel {k}" for k in range(8)]
     line = sobel.__code__.co_firstlineno
     (why,) = (s for s in lines if "a value is stored" in s)
     told = "a value is stored: slices of it would be computed anew in more than 2000 steps"
     assert f"; cut: {told} (" in why
     assert int(why.rpartition(":")[2].rstrip(")")) - line in range(9)
+
+
+@pytest.mark.parametrize("device", DEVICES_HERE, ids=lambda spec: spec.kind)
+def test_every_stage_is_shown(device):
+    fuse(sobel)
+    w = gradients_of(Workload.parse("sobel(x=f32[7,9])"))
+    config = FUSED.heuristic(w, device)
+    tasks = FUSED.tasks(config, w, device)
+    assert tasks.index(FUSED.task(config, w, device)) == graph_of(w).main
+    shown = {what: dump(what, FUSED, config, w, device) for what in ("source", "resources")}
+    for text in shown.values():
+        assert text.startswith("// stage 1 of 2\n")
+        assert text.count("// stage 2 of 2\n") == 1
+    first, second = shown["source"].removeprefix("// stage 1 of 2\n").split("\n// stage 2 of 2\n")
+    assert (first, second) == tuple(task.source for task in tasks)
+    if device.kind == "cuda":
+        registers = [compiled(task).resources.registers for task in tasks]
+        assert FUSED.build(config, w, device).resources.registers == max(registers)
+        for stage, most in zip(shown["resources"].split("// stage 2"), registers, strict=True):
+            assert most == max(map(int, re.findall(r"^registers = (\d+)", stage, re.M)))
+        for text in (dump("ptx", FUSED, config, w, device, max_registers=m) for m in (None, 64)):
+            assert text.count(".visible .entry fused(") == len(tasks)
+
+
+@pytest.mark.parametrize("device", DEVICES_HERE, ids=lambda spec: spec.kind)
+def test_every_stage_is_compiled_ahead(device, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path))
+    fuse(sobel)
+    w = gradients_of(Workload.parse("sobel(x=f32[6,10])"))
+    config, runner = FUSED.heuristic(w, device), SimpleNamespace(compiles=True)
+    with CompilePool(jobs=1) as pool:
+        session = SimpleNamespace(spec=device, pool=pool, runner=runner, overlap=False)
+        trial = SimpleNamespace(session=session, w=w)
+        trial._tasks = partial(Trial._tasks, trial)
+        candidate = Candidate.of("fused", config)
+        ((found,),) = Trial._built(trial, [candidate])
+    assert found == (candidate, cached(FUSED.task(config, w, device)))
+    monkeypatch.setattr(cache, "_COMPILERS", {
+        name: replace(c, compile=None) for name, c in cache._COMPILERS.items()
+    })  # fmt: skip
+    assert len(FUSED.build(config, w, device).executables) == 2
 
 
 @needs_compiler
