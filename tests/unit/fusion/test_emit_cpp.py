@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from neighbour_functions import token_shift
+from random_graphs import gradients_of
 from tilewright.compile import cxx
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
+from tilewright.dispatch.functions.fuse import fuse
 from tilewright.errors import OutOfMemory
 from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cpp.emit import emit, loops_of, program_of
@@ -23,7 +26,9 @@ from tilewright.fusion.cpp.schedule import LoopSchedule
 from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.ir import Access, Graph, Node
 from tilewright.fusion.passes import optimise
-from tilewright.impl import CompileTask
+from tilewright.impl import IMPLS, CompileTask
+from tilewright.impls.fused import graph_of
+from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
 from tilewright.tensor_spec import DTYPES
 
@@ -524,3 +529,19 @@ def test_the_sanitizer_would_notice_one_row_too_many(tmp_path):
     schedule = dataclasses.replace(PLAIN, rows=2, unroll=2, keep="values")
     result = sanitized(graph, schedule, tmp_path, extra_rows=1)
     assert "heap-buffer-overflow" in result.stderr
+
+
+@pytest.mark.usefixtures("forgets_functions")
+def test_a_schedule_is_for_the_largest_kernel():
+    """What the first tokens have before them takes a kernel of its own, which comes first."""
+    fuse(token_shift)
+    w = gradients_of(Workload.parse("token_shift(x=f32[2,4096,64], mix=f32[64])"))
+    config = IMPLS["fused"].heuristic(w, DEVICE)
+    program = program_of(graph_of(w), config)
+    first, largest, *_ = program.segments
+    assert (first.graph.space, largest.graph.space) == ((2, 64), (2, 4095, 64))
+    own = [k for k, (_, used) in enumerate(loops_of(program, config)) if used == config]
+    assert own == [1]
+    assert largest.partials == config.splits > 1
+    kernels = IMPLS["fused"].build(config, w, DEVICE)
+    assert Verifier(w, torch.device("cpu")).check(kernels).message == ""

@@ -33,7 +33,7 @@ from tilewright.fusion.cpp.entry import (
     runner,
 )
 from tilewright.fusion.cpp.loops import Loops, arrange
-from tilewright.fusion.cpp.schedule import LoopSchedule, fitted
+from tilewright.fusion.cpp.schedule import LoopSchedule, fitted, main_kernel
 from tilewright.fusion.cpp.steps import constant, expression
 from tilewright.fusion.ir import REDUCTIONS, Access, Graph
 from tilewright.fusion.plan import Phase, needed_in
@@ -79,8 +79,9 @@ def emit(graph: Graph, schedule: LoopSchedule) -> str:
 
 def loops_of(program: Program, schedule: LoopSchedule) -> list[tuple[Loops, LoopSchedule]]:
     """The loops of each kernel, and its own schedule."""
-    own = [schedule, *(fitted(schedule, segment) for segment in program.segments[1:])]
-    return [(arrange(s, c.keep), c) for s, c in zip(program.segments, own, strict=True)]
+    main, segments = main_kernel(program), program.segments
+    own = [schedule if k == main else fitted(schedule, s) for k, s in enumerate(segments)]
+    return [(arrange(s, c.keep), c) for s, c in zip(segments, own, strict=True)]
 
 
 class _Emitter:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cpp.loops import Loops, arrange
 from tilewright.fusion.ir import Access, Graph
-from tilewright.fusion.program import Segment
+from tilewright.fusion.program import Program, Segment
 from tilewright.fusion.remembered import remembered
 from tilewright.fusion.segments import cut
 from tilewright.space import ConfigSpace, param
@@ -57,20 +57,21 @@ class LoopSchedule:
 
 def loop_space(graph: Graph, device: DeviceSpec) -> ConfigSpace[LoopSchedule]:
     """The schedules that fit `graph`; knobs that cannot matter have one value."""
-    return _space_of(graph, _mains(graph, device), device)
+    return _space_of(graph, _programs(graph, device), device)
 
 
 def _space_of(
-    graph: Graph, mains: dict[bool, Segment], device: DeviceSpec
+    graph: Graph, programs: dict[bool, Program], device: DeviceSpec
 ) -> ConfigSpace[LoopSchedule]:
     output_bytes = _output_bytes(graph)
+    mains = {split: p.segments[main_kernel(p)] for split, p in programs.items()}
     keeps = {split: _keeps(main) for split, main in mains.items()}
     loops = {split: arrange(main, keeps[split][0]) for split, main in mains.items()}
     some = loops[False]
     length = 1 if some.walked is None else some.plan.graph.space[some.walked]
     streams = output_bytes >= HUGE_PAGE_BYTES and _rows_begin_lines(some)
     threads = _thread_choices(_traffic(graph), device)
-    splits = {split: _splits(loops[split], threads, device) for split in loops}
+    splits = {split: _splits(_adding(p), threads, device) for split, p in programs.items()}
 
     def constraint(c: LoopSchedule) -> str | None:
         kind = loops[c.split_rows].kind
@@ -112,10 +113,11 @@ def loop_heuristic(graph: Graph, device: DeviceSpec) -> LoopSchedule:
     where sums over other dims would be long chains of additions within one row. Measured on the
     suite `quickstart`, two Zen 4 cores with 32 MiB of L3 cache.
     """
-    mains = _mains(graph, device)
-    space = _space_of(graph, mains, device)
+    programs = _programs(graph, device)
+    space = _space_of(graph, programs, device)
     first = {name: values[0] for name, values in space.values.items()}
-    loops = arrange(mains[False], first["keep"])
+    whole = programs[False]
+    loops = arrange(whole.segments[main_kernel(whole)], first["keep"])
     output_bytes = _output_bytes(graph)
     first["stream_stores"] &= _traffic(graph) >= CACHE_BYTES and output_bytes < REUSED_BYTES
     few = loops.kind == "rows" and loops.plan.rows < 2 * device.threads
@@ -155,22 +157,34 @@ def _shapes(loops: Loops, device: DeviceSpec) -> list[tuple[int, int]]:
 
 
 def fitted(schedule: LoopSchedule, segment: Segment) -> LoopSchedule:
-    """What a kernel behind the first, which has little to do, makes of the schedule."""
+    """What a kernel beside the main one, which has less to do, makes of the schedule."""
     keep = _keeps(segment)[0]
     unroll = 2 if arrange(segment, keep).kind == "rows" else 1
     plain = replace(schedule, stream_stores=False, huge_pages=False, prefetch=False)
     return replace(plain, rows=1, unroll=unroll, keep=keep)
 
 
-def _mains(graph: Graph, device: DeviceSpec) -> dict[bool, Segment]:
-    """The first kernel, and by True that of split rows, where those give other kernels and there
-    are threads for it."""
+def main_kernel(program: Program) -> int:
+    """The kernel that the schedule is for: the first of the largest."""
+    return program.largest()[0]
+
+
+def _adding(program: Program) -> Loops:
+    """The loops of the main kernel, or if it adds nothing up, of the first one that does."""
+    main = program.segments[main_kernel(program)]
+    found = next((s for s in (main, *program.segments) if s.added()), main)
+    return arrange(found, _keeps(found)[0])
+
+
+def _programs(graph: Graph, device: DeviceSpec) -> dict[bool, Program]:
+    """Of the graph, and by True of split rows, where that gives other kernels and there are threads
+    for it."""
     programs = {False: cut(graph, 2)}
     if device.threads > 1 and graph.reductions:
         divided = cut(graph, 2, split_rows=True)
         if divided != programs[False]:
             programs[True] = divided
-    return {split: program.segments[0] for split, program in programs.items()}
+    return programs
 
 
 def _splits(loops: Loops, threads: tuple[str, ...], device: DeviceSpec) -> tuple[int, ...]:
