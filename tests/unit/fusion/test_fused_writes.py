@@ -72,6 +72,14 @@ def nothing_where_masked(x):
     return y
 
 
+def mean_where_masked(x):
+    y = x * 2
+    y[x > 0] = x.mean()
+    y[x[:, 0] > 1] = x[0, 0].double()
+    y[:, 2:5][x[:, :3] < 0] = x[1, 1]
+    return y
+
+
 def stretch_of_merged_dims(x):
     y = x * 2
     y.view(-1)[3:9] = x.view(-1)[:6]
@@ -130,7 +138,7 @@ def read_across_what_was_written(x):
 
 WRITES = [
     *(scaled_head, moved_column, box_of_another, column_of_a_transpose, twice_the_same),
-    *(every_other_of_nothing, row_over_pieces, nothing_where_masked),
+    *(every_other_of_nothing, row_over_pieces, nothing_where_masked, mean_where_masked),
     *(stretch_of_merged_dims, rows_of_merged_dims, every_seventh_of_merged_dims),
     *(twice_in_merged_dims, across_what_was_written, added_across_rows_that_were_cut),
     *(read_across_what_was_written, read_between_writes),
@@ -149,8 +157,9 @@ def test_a_write_to_a_slice_has_pytorchs_values_and_gradients(function):
     assert type(own[0].grad_fn).__name__ == "GeneratedBackward"
 
 
-VERIFIED = [(f, "f32") for f in (row_over_pieces, nothing_where_masked, rows_of_merged_dims)] + [
-    (scaled_head, "bf16")
+VERIFIED = [
+    *((f, "f32") for f in (row_over_pieces, nothing_where_masked, rows_of_merged_dims)),
+    *((f, "bf16") for f in (scaled_head, mean_where_masked)),
 ]
 
 

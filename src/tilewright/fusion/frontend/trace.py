@@ -90,7 +90,7 @@ def traced(
     calls = _calls_as_given(w, call, fakes, fake) if w.operator.fused else None
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with _WithoutScans(), by_shapes(w.operator, w):
+        with by_shapes(w.operator, w):
             if calls is None:
                 return call(tensors)
             with Following(calls, tensors) as following:
@@ -163,7 +163,7 @@ def _calls_as_given(
             torch.empty_strided(t.shape, t.stride(), dtype=d, device="cpu")
             for t, d in zip(traced, dtypes, strict=True)
         ]
-        with _WithoutScans(), by_shapes(w.operator, w), Noting(calls, given):
+        with by_shapes(w.operator, w), Noting(calls, given):
             call(given)
     return calls
 
@@ -209,13 +209,13 @@ def by_shapes(op: Op, w: Workload) -> Iterator[None]:
     """
     from torch._subclasses import fake_tensor
 
-    lines = _Lines(op)
+    lines, formulas = _Lines(op), _ByOtherFormulas()
     # Under a default device calls disable modes, ours too; and it need not be these tensors'.
     enabled, at_home = torch._C._EnableTorchFunction(), torch.device("cpu")
     try:
         refusing = Refusing() if op.fused else contextlib.nullcontext()
-        casts_of_the_call = torch._C._DisableAutocast()
-        with enabled, at_home, casts_of_the_call, lines, _told_once(fake_tensor.log), refusing:
+        casts_of_the_call, quietly = torch._C._DisableAutocast(), _told_once(fake_tensor.log)
+        with enabled, at_home, casts_of_the_call, formulas, lines, quietly, refusing:
             yield
     except (
         fake_tensor.DataDependentOutputException,
@@ -313,18 +313,32 @@ class _Lines(TorchFunctionMode):
                 behind += [before for before, _ in step.next_functions]
 
 
-class _WithoutScans(TorchFunctionMode):
-    """Inside, products are differentiated by reductions; PyTorch's formula scans."""
+class _ByOtherFormulas(TorchFunctionMode):
+    """Inside, steps are differentiated by reductions where PyTorch's formulas have steps that
+    kernels have not: they scan for a product, and list the places of a mask that one element was
+    written to."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if function == torch.Tensor.__setitem__ and _fills_by_mask(*args):
+            x, mask, value = args
+            mask = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
+            x.masked_fill_(mask, value.to(x.dtype))
+            return None
         taken = {"input", "dim", "keepdim", "dtype"}
         if function not in (torch.prod, torch.Tensor.prod) or not taken.issuperset(kwargs):
             return function(*args, **kwargs)
         x, dim, keepdim, dtype = _product_of(*args, **kwargs)
         return _Product.apply(x if dtype is None else x.to(dtype), dim, keepdim)
+
+
+def _fills_by_mask(x: torch.Tensor, mask: Any, value: Any) -> bool:
+    """Whether `x[mask] = value` writes one element, of which there is a gradient."""
+    if not (isinstance(mask, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return False
+    return mask.dtype == torch.bool and not value.dim() and value.requires_grad
 
 
 def _product_of(
