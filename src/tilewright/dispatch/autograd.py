@@ -153,6 +153,8 @@ def _differentiated(
     try:
         return run(*step.arguments(kept, gradients))
     except NoImplementation:
+        if [g.stride() for g in gradients] == [out.strides for out in outs]:
+            raise
         copies = [
             torch.empty_strided(g.shape, out.strides, dtype=g.dtype, device=g.device).copy_(g)
             for g, out in zip(gradients, outs, strict=True)

@@ -59,8 +59,9 @@ class Way:
 
     Attributes:
         op: the operator.
-        backward: by this operator; None if by PyTorch's autograd of the function, which raises
-            where a step has no derivative.
+        backward: by this operator, which raises where a fused function's gradients cannot be
+            fused; None if by PyTorch's autograd of the function, which raises where a step has no
+            derivative.
         draws: whether forward and backward need a seed that the call was not given.
         reach: what has gradients; None for all that is asked for.
         tensors: the arguments that are tensors, the seed included.
@@ -254,46 +255,70 @@ def _choose(op: Op, bound: Mapping[str, Any]) -> Way | None:
     specs: dict[str, Any] = {
         n: TensorSpec.of(v) if isinstance(v, Tensor) else v for n, v in bound.items()
     }
+    generated = op.fused and not op.fallback and all(t.numel() for t in tensors)
     try:
         w = op.workload(**specs)
         given_seed = seeded(w, device)
         w = given_seed or w
         if op.fused and selection.choose(w, device).source == "default":
             return None  # else it says what is not taken
-        outputs = outputs_of(w)
-        places = tuple(i for i, o in enumerate(outputs) if o.torch_dtype.is_floating_point)
-        floats = [outputs[i] for i in places]
+        floats = [(i, o) for i, o in enumerate(outputs_of(w)) if o.torch_dtype.is_floating_point]
         backward = backward_operator(op, len(floats)) if op.fused else OPS[f"{op.name}_backward"]
         reach = reached(w, wanted) if _has_a_reach(op) else None
-        if reach is not None:
-            wanted = tuple(n for n in wanted if n in reach.arguments)
-        numbers = numbers_of(op, bound)
-        drawn = given_seed is not None
-        way = Way(op, backward, drawn, reach, tuple(w.tensors), frozenset(), numbers=numbers)
-        if reach is not None and not reach.derived:
-            return replace(way, backward=None, reads=frozenset(w.tensors))
-        if not wanted:
-            return way
-        forward = OPS[f"{op.name}_forward"].workload(**dict(w.args)) if backward.wide else w
-        saved = dict(zip((*op.returns, *backward.wide), outputs_of(forward), strict=False))
-        names = [n for n in backward.parameters if n.startswith("grad_output")]
-        gradients = tuple(names[: len(floats)])  # arguments that are named alike come behind
-        way = replace(way, floats=places, given=gradients, same=backward.same_gradient)
-        given = {**saved, **dict(w.args), "grads": way.asked(wanted)}
-        given.update(zip(gradients, floats, strict=True))
-        known = {n: v for n, v in given.items() if n in backward.parameters}
-        differentiated = backward.workload(**known)
-        way = replace(way, reads=backward.read(differentiated))
-        if op.fused:
-            way = replace(way, same=_same_gradients(differentiated, gradients))
-            if not (asked := way.asked(wanted)):
-                return way
-            differentiated = differentiated.with_args(grads=asked)
-        choice = selection.choose(differentiated, device)
     except (InvalidArgument, NoImplementation):
-        if op.fused and not op.fallback and all(t.numel() for t in tensors):
+        if generated:
             raise
         return None  # fake tensors refuse some that are empty, too
+    names = [n for n in backward.parameters if n.startswith("grad_output")]
+    way = Way(
+        op,
+        backward,
+        draws=given_seed is not None,
+        reach=reach,
+        tensors=tuple(w.tensors),
+        reads=frozenset(w.tensors),
+        floats=tuple(i for i, _ in floats),
+        given=tuple(names[: len(floats)]),  # arguments that are named alike come behind
+        same=backward.same_gradient,
+        numbers=numbers_of(op, bound),
+    )
+    if reach is not None:
+        if not reach.derived:
+            return replace(way, backward=None)
+        wanted = tuple(n for n in wanted if n in reach.arguments)
+    if not wanted:
+        return replace(way, reads=frozenset())
+    try:
+        return _of_kernels(way, w, [o for _, o in floats], wanted, device)
+    except (InvalidArgument, NoImplementation):
+        return way if generated else None  # the backward says what is not taken
+
+
+def _of_kernels(
+    way: Way, w: Workload, floats: Sequence[TensorSpec], wanted: Iterable[str], device: torch.device
+) -> Way | None:
+    """The way with what its backward reads and which gradients are one tensor; None where PyTorch's
+    own backward is faster.
+
+    Raises:
+        NoImplementation, InvalidArgument: no kernel computes these gradients.
+    """
+    op, backward = way.op, way.backward
+    assert backward is not None
+    forward = OPS[way.forward].workload(**dict(w.args)) if way.wide else w
+    saved = dict(zip((*op.returns, *way.wide), outputs_of(forward), strict=False))
+    given = {**saved, **dict(w.args), "grads": way.asked(wanted)}
+    given.update(zip(way.given, floats, strict=True))
+    known = {n: v for n, v in given.items() if n in backward.parameters}
+    differentiated = backward.workload(**known)
+    way = replace(way, reads=backward.read(differentiated))
+    if op.fused:
+        outputs_of(differentiated)  # which raises where a step of it decides by values
+        way = replace(way, same=_same_gradients(differentiated, way.given))
+        if not (asked := way.asked(wanted)):
+            return way
+        differentiated = differentiated.with_args(grads=asked)
+    choice = selection.choose(differentiated, device)
     return None if choice.implementation == "aten" and not op.fused else way
 
 
