@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -99,10 +99,14 @@ class AxisTable:
     def __len__(self) -> int:
         return len(self._became)
 
-    def listed(self, axis: int) -> Iterator[int]:
+    def listed(self, axis: int) -> tuple[int, ...]:
         """What the axis has become, outermost first."""
-        for own in self._became[axis]:
-            yield from [axis] if own == axis else self.listed(own)
+        became = self._became[axis]
+        if became[0] == axis:
+            return became
+        if len(became) == 1:
+            return self.listed(became[0])
+        return tuple(r for own in became for r in self.listed(own))
 
     def roots(self, axes: Iterable[int | None]) -> frozenset[int]:
         return frozenset(r for a in axes if a is not None for r in self.listed(a))
@@ -155,21 +159,23 @@ class AxisTable:
                 found += self.factors((Factor(size, axis),))
         return tuple(found)
 
-    def join(self, pairs: Iterable[tuple[int, int]], apart: Iterable[Iterable[int]]) -> bool:
-        """Make each pair of roots one axis, unless one of `apart`, axes of one value each, then had
-        an axis twice."""
-        before = list(self._became)
+    def join(
+        self, pairs: Iterable[tuple[int, int]], axes: Sequence[int], others: Iterable[Iterable[int]]
+    ) -> bool:
+        """Make each pair of roots one axis, unless a value then had one twice: that of `axes`, or
+        one of `others`."""
+        before, joined = list(self._became), set[int]()
         for a, b in pairs:
             (a,), (b,) = self.listed(a), self.listed(b)
-            first, second = sorted((a, b))
-            self._became[second] = (first,)
-        for axes in apart:
-            listed = [r for a in axes for r in self.listed(a)]
+            if a != b:
+                self._became[max(a, b)] = (min(a, b),)
+                joined |= {a, b}
+        for own in (axes, *(others if joined else ())):
+            listed = [r for a in own for r in self.listed(a)]
             if len(set(listed)) != len(listed):
                 self._became = before
                 return False
-        for axis, became in enumerate(before):
-            if became == (axis,):
-                (new,) = self.listed(axis)
-                self._homes[new] = min(self._homes[new], self._homes[axis])
+        for axis in joined:
+            (new,) = self.listed(axis)
+            self._homes[new] = min(self._homes[new], self._homes[axis])
         return True

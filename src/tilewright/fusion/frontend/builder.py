@@ -89,7 +89,7 @@ class GraphBuilder(Steps):
             if f.axis is not None and g.axis is not None
         ]
         axes = [f.axis for dim in joined for f in dim if f.axis is not None]
-        if not self.axes.join(pairs, [axes, *self.runs]):
+        if not self.axes.join(pairs, axes, self.runs):
             return None
         self.axes.place(joined)
         return joined
@@ -206,11 +206,13 @@ class GraphBuilder(Steps):
         axes = tuple(f.axis for f in dim if f.axis is not None)
         if len(axes) < len(dim):
             return None
+        if len(axes) < 2:
+            return axes
         for step in map(self.steps.__getitem__, self.ancestors([value.node])):
             along = self.axes.roots(step.axes).intersection(axes)
             if along and len(along) < len(axes):
                 return None
-            if along and step.op == "load" and len(axes) > 1:
+            if along and step.op == "load":
                 dims = map(self.axes.factors, self.loads[step.attr].dims)
                 if axes not in [tuple(f.axis for f in dim) for dim in dims]:
                     return None

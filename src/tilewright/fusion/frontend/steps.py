@@ -239,7 +239,7 @@ class Steps:
             for a, b in itertools.combinations(self.axes.ordered(every), 2):
                 near = anywhere or self.axes.home(a) == self.axes.home(b)
                 if near and self.axes.size(a) == self.axes.size(b):
-                    self.axes.join([(a, b)], along)
+                    self.axes.join([(a, b)], (), along)
         return self.axes.ordered(every)
 
     def stored(self, value: Value, spec: TensorSpec, shared: list[int]) -> tuple[int, Dims]:
