@@ -196,6 +196,21 @@ def test_gradients_of_activations_are_nan_where_their_inputs_are(name):
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+@pytest.mark.parametrize("eps", [None, 0.0, 1e-3])
+def test_the_gradient_of_logits_is_nan_where_its_input_is_and_0_outside_of_bounds(eps):
+    def slope(function, x):
+        return torch.autograd.grad(function(x.requires_grad_()).sum(), x)[0]
+
+    def logit(x):
+        return torch.logit(x, eps)
+
+    x = HARD[(HARD != 0) | ~HARD.signbit()]  # of -0.0 PyTorch's kernels differ in sign
+    right = [slope(logit, one) for one in x.clone()]  # in vectors on a CPU PyTorch's own loses NaN
+    torch.testing.assert_close(
+        slope(fuse(logit, name="bounded"), x), torch.stack(right), equal_nan=True
+    )
+
+
 def assert_verified(function, name, **specs):
     """Values and gradients against fp64, on both targets."""
     fuse(function, name=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ def decompositions() -> dict[Any, Any]:
     found[aten.softshrink_backward.default] = _shrink_backward
     found[aten.elu_backward.default] = _elu_backward
     found[aten.hardswish_backward.default] = _hardswish_backward
+    found[aten.logit_backward.default] = _logit_backward
     found[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
     found[aten.native_group_norm.default] = _group_norm
     found[aten.native_group_norm_backward.default] = functools.partial(
@@ -80,6 +82,15 @@ def _elu_backward(
 def _hardswish_backward(gradient: Tensor, x: Tensor) -> Tensor:
     slope = torch.where(x >= 3, 1.0, x / 3 + 0.5)
     return torch.where(x <= -3, 0.0, gradient * slope)
+
+
+def _logit_backward(gradient: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
+    """PyTorch's own decomposition loses NaN beside an eps, and takes one of 0 for none; its kernels
+    for GPUs do not."""
+    least = -1.0 if eps is None else eps
+    outside = math.nan if least < 0 else 0.0
+    least = max(least, 0.0)
+    return torch.where((x < least) | (x > 1 - least), outside, gradient / (x * (1 - x)))
 
 
 def _smooth_l1_loss_backward(
