@@ -60,6 +60,13 @@ BY_LABELS = {
     "into pieces": lambda x, labels: torch.cat([x[:, 9:], 2 * x[:, :9]], 1).scatter(
         -1, labels[:, None], x[:, :1]
     ),
+    "of one row": lambda x, labels: x * x[0].tanh().gather(0, labels)[:, None],
+    "index of one row": lambda x, labels: (1 - x[0].sigmoid()[labels])[:, None] * x,
+    "index_select of one row": lambda x, labels: x * x[0].index_select(0, labels)[:, None],
+    "into one row": lambda x, labels: x[0].exp().index_add(0, labels, x[:, 0]),
+    "weighted and smoothed": lambda x, labels: F.cross_entropy(
+        x, labels, x[0].detach().sigmoid(), label_smoothing=0.1
+    ),
     "focal": lambda x, labels: (
         (1 - x.softmax(-1).gather(-1, labels[:, None])) ** 2
         * F.cross_entropy(x, labels, reduction="none")[:, None]

@@ -145,11 +145,36 @@ def test_what_is_picked_may_be_constant_wide_or_named_by_floats(target, function
     torch.testing.assert_close(executable(target, w)(x, i), function(x, i))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_index_into_a_row_has_any_shape_and_counts_from_either_end(target, dtype):
+    def function(x, i):
+        return x[i] * 2, x.index_put((i,), x[:1], accumulate=True)
+
+    x, i = torch.randn(7), torch.randint(-7, 7, (5, 3), dtype=dtype)
+    found = executable(target, workload(function, x, i))(x, i)
+    torch.testing.assert_close(tuple(found), function(x, i))
+
+
+@pytest.mark.parametrize("size", [0, 1, 9])
+def test_a_row_is_read_and_added_to_by_as_many_elements_as_are_named(size):
+    def function(x, i):
+        return x.gather(0, i).sum() + x.scatter_add(0, i, x[:1].expand(i.shape))
+
+    x, i = torch.randn(4, requires_grad=True), torch.randint(0, 4, (size,))
+    fused = tw.fuse(function, name="named")
+    totals = [f(x, i).square().sum() for f in (fused, function)]
+    torch.testing.assert_close(*totals)
+    torch.testing.assert_close(*(torch.autograd.grad(total, x) for total in totals))
+
+
 def test_elements_that_no_index_names_keep_the_sign_of_zero():
     x, i = torch.full((3, 4), -0.0), torch.zeros(3, 1, dtype=torch.int64)
     fused = tw.fuse(lambda x, i, src: 1 / x.scatter_add(1, i, src), name="signs")
     found = fused(x, i, torch.ones(3, 1))
     assert torch.equal(found, 1 / x.scatter_add(1, i, torch.ones(3, 1)))
+    fused = tw.fuse(lambda x, i: 1 / x[0].scatter_add(0, i[0], x[0, :1] + 1), name="of_one_row")
+    assert torch.equal(fused(x, i), 1 / torch.tensor([1.0, -0.0, -0.0, -0.0]))
 
 
 def test_examples_name_elements_of_the_whole_row_or_are_of_either_sign():
@@ -250,6 +275,10 @@ def test_positions_are_no_memory(first):
         (lambda x, i: x + torch.arange(0, 3, 0.5), "by 0.5; whole numbers that grow"),
         (lambda x, i: x.gather(1, i[:, None].expand(6, 3)), r"\[6, 3\] along dim 1 of \[6, 6\]"),
         (lambda x, i: x.scatter(0, i[None].expand(2, 6), 0.0), "one element of each row"),
+        (lambda x, i: x[0].scatter(0, i, 0.0), r"\[6\] along dim 0 of \[6\]; one element of each"),
+        (lambda x, i: x[0].scatter_add(0, i[:3], x[0]), r"an index of \[3\] along dim 0 of \[6\]"),
+        (lambda x, i: x[i], "aten.index.Tensor.*of indexing, slices are taken"),
+        (lambda x, i: x[0].index_put((i,), x[1]), "aten.index_put.default.*of indexing, slices"),
         (lambda x, i: i[:, None].gather(1, i[:, None]), "gather.*of torch.int64; floats are"),
         (lambda x, i: x.scatter(1, i[:, None], x), "slice it to the index's shape"),
         (lambda x, i: x.scatter(1, i[:, None], 2.0, reduce="multiply"), "with reduce='multiply'"),

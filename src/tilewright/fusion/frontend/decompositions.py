@@ -52,7 +52,11 @@ def decompositions() -> dict[Any, Any]:
         _of_contiguous, found[aten.native_group_norm_backward.default]
     )
     found[aten.select_scatter.default] = _select_scatter
-    found[aten.index_put.default] = _put_where
+    found[aten.gather.default] = _gathered
+    found[aten.scatter_add.default] = _scattered
+    found[aten.index.Tensor] = _indexed
+    found[aten.index_select.default] = _selected
+    found[aten.index_put.default] = _put
     found[aten.round.decimals] = _round_decimals
     found[aten.constant_pad_nd.default] = _padded
     found[aten.roll.default] = _rolled
@@ -132,6 +136,52 @@ def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
         halves = (torch.ops.aten.slice(x, dim, *ends) for ends in ((left, size), (0, left)))
         x = torch.cat([t for t in halves if t.shape[dim]], dim) if left < size else x.clone()
     return x
+
+
+def _gathered(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    """Any elements of a row: one of each of as many rows that are alike."""
+    if not x.dim() == index.dim() == 1:
+        return NotImplemented
+    return x.expand(len(index), -1).gather(1, index.unsqueeze(1)).squeeze(1)
+
+
+def _scattered(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """Into a row, of which elements may be named several times; zeros lose their sign."""
+    if x.dim() != 1 or index.shape != src.shape or index.shape == (1,):
+        return NotImplemented
+    named = index.reshape(-1, 1) == torch.arange(len(x), device=x.device)
+    return x + torch.where(named, src.reshape(-1, 1), 0).sum(0)
+
+
+def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if not x.dim() == index.dim() == 1:
+        return NotImplemented
+    return x.gather(0, index.to(torch.int64))
+
+
+def _indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    index = _index_of_a_row(x, indices)
+    if index is None:
+        return NotImplemented
+    return x.gather(0, index.flatten()).reshape(index.shape)
+
+
+def _put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    index = _index_of_a_row(x, indices)
+    if index is None or not accumulate:
+        return _put_where(x, indices, values, accumulate)
+    return x.scatter_add(0, index.flatten(), values.expand(index.shape).flatten())
+
+
+def _index_of_a_row(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
+    """Of whole numbers, from which negative ones, that count from the end, are gone."""
+    index = indices[0]
+    if x.dim() != 1 or index is None or index.dtype not in (torch.int32, torch.int64):
+        return None
+    index = index.to(torch.int64)
+    return torch.where(index < 0, index + len(x), index)
 
 
 def _put_where(
