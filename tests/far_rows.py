@@ -81,6 +81,11 @@ FUNCTIONS = {
     "rows and sums over them": (sums_of_rows, (300, 512)),
     "samples": (sums_of_samples, (3, 40, 256)),
     "rows and sets": (lambda x: deviations(-1)(x) + x.var((1, 2, 3), keepdim=True), (4, 8, 4, 64)),
+    "rows put together": (lambda x: deviations(-1)(x.roll(3, -1)), (37, 519)),
+    "columns put together": (
+        lambda x: (x.roll(3, 0).std(0), deviations(0)(x.roll(1, 0))),
+        (999, 7),
+    ),
     "halves of rows": (halves_of_rows, (300, 128)),
 }
 """What takes deviations from a mean, and of what shape."""

@@ -131,6 +131,7 @@ class _Lowering(StoringBuilder):
         super().__init__(w, kept)
         self.arithmetics: dict[fx.Node, str] = {}
         self.trace = trace
+        self.found_moments: dict[Any, tuple[Value | Pieces, Value | Pieces]] = {}
 
     def outputs(self) -> list[Value | Pieces]:
         trace = self.trace
@@ -197,6 +198,8 @@ class _Lowering(StoringBuilder):
             raise Unsupported(f"{node.target} gives {out.dtype}: {told}")
         name = name_of(node).rstrip("_")
         name = _RENAMED.get(name, name)
+        if name_of(node) == "div" and (mean := self.mean_beside(node)) is not None:
+            return mean
         elementwise = name in (*POINTWISE, *_LOGICAL, *COMPOSED, *_CASTS, "clamp")
         if elementwise and any(
             isinstance(self.values.get(n), Pieces) for n in node.all_input_nodes
@@ -452,10 +455,14 @@ class _Lowering(StoringBuilder):
         whole = self.whole(node.args[0])
         if isinstance(whole, Value):
             return self.reduced(node, name, whole)
-        dims, keepdim, _ = _reduction_arguments(node, len(whole.shape))
+        dims, keepdim, correction = _reduction_arguments(node, len(whole.shape))
+        if name == "var" and whole.are_cut(dims):
+            _, m2 = self.moments_of(node)
+            degrees = max(_count(whole, dims) - correction, 0.0)
+            found = self.mapped(m2, lambda v: self.binary("div", v, self.number(degrees)))
+            return self.regrouped(found, node.meta["val"].shape)
         if name == "mean" and whole.are_cut(dims):
-            total = self.reduction(node, "sum")
-            count = self.number(float(math.prod(whole.shape[d] for d in dims)))
+            total, count = self.reduction(node, "sum"), self.number(float(_count(whole, dims)))
             return self.mapped(total, lambda v: self.binary("div", v, count))
         step = _JOINED.get(name)
         if node.meta["val"].dtype == torch.bool and step is not None:
@@ -463,6 +470,43 @@ class _Lowering(StoringBuilder):
         join = functools.partial(self.binary, step) if step is not None else None
         reduced = functools.partial(self.reduced, node, name)
         return self.reduced_by_piece(whole, dims, keepdim, reduced, join)
+
+    def moments_of(self, node: Any) -> tuple[Value | Pieces, Value | Pieces]:
+        """Mean and m2 of what a step takes the variance of, in pieces; one pair for equal ones."""
+        dims, *_ = _reduction_arguments(node, node.args[0].meta["val"].dim())
+        key = node.args[0], frozenset(dims), self.arithmetic
+        if key not in self.found_moments:
+            whole = self.whole_as(node.args[0], self.arithmetic)
+            assert isinstance(whole, Pieces), node
+            step = functools.partial(self.reduced, node, "sum")
+            add = functools.partial(self.binary, "add")
+            self.found_moments[key] = self.moments(
+                whole, dims, lambda held: self.reduced_by_piece(held, dims, True, step, add)
+            )
+        return self.found_moments[key]
+
+    def mean_beside(self, node: Any) -> Value | Pieces | None:
+        """Of a quotient of a sum and its count, if there is a variance of the same pieces, the mean
+        that it is about."""
+        total, out = node.args[0], node.meta["val"]
+        while _is_step(total, "broadcast_in_dim"):
+            total = total.args[0]
+        given: Any = total.args[0] if _is_step(total, "sum") else None
+        held = self.values.get(given)
+        if not isinstance(held, Pieces) or node.kwargs:
+            return None
+        dims, *_ = _reduction_arguments(total, len(held.shape))
+        count, theirs = _count(held, dims), given.meta["val"]
+        right = count, theirs.dtype, theirs.numel()
+        is_mean = (node.args[1], out.dtype, out.numel() * count) == right
+        if not is_mean or not held.are_cut(dims):
+            return None
+        for other in given.users:
+            if _is_step(other, "var"):
+                its, *_ = _reduction_arguments(other, len(held.shape))
+                if {*its} == {*dims}:
+                    return self.regrouped(self.moments_of(other)[0], out.shape)
+        return None
 
     def reduced(self, node: Any, name: str, value: Value) -> Value:
         out = node.meta["val"].dtype
@@ -555,6 +599,14 @@ def _reduction_arguments(node: Any, rank: int) -> tuple[list[int], bool, float]:
     unbiased = given.get("unbiased", True)
     degrees = float(unbiased) if correction is None else float(correction)
     return [d % rank for d in dims if rank], bool(given.get("keepdim", False)), degrees
+
+
+def _count(held: Value | Pieces, dims: Iterable[int]) -> int:
+    return math.prod(held.shape[d] for d in dims)
+
+
+def _is_step(node: Any, name: str) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and name_of(node) == name
 
 
 def _is_whole(node: Any) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
+from tilewright.fusion.far_means import ROUNDINGS
 from tilewright.fusion.frontend.axes import Value, grouped, refined
 from tilewright.fusion.frontend.builder import GraphBuilder
 from tilewright.fusion.frontend.pieces import (
@@ -22,6 +26,7 @@ from tilewright.fusion.frontend.pieces import (
     within,
 )
 from tilewright.fusion.frontend.steps import Unsupported
+from tilewright.tensor_spec import DTYPES
 
 Held = Value | Pieces
 BoxedValue = tuple[Box, Value]
@@ -42,14 +47,17 @@ class PieceBuilder(GraphBuilder):
 
         def smaller(boxes: list[Box]) -> list[Box]:
             for pieces in given:
-                meets = [(b, v, o) for box in boxes for o, v in pieces if (b := met(box, o))]
+                both = [(met(box, o), v, o) for box in boxes for o, v in pieces]
+                meets = [(box, v, o) for box, v, o in both if box is not None]
                 boxes = [b for box, v, o in meets for b in self.boxes_inside(v, box, o)]
             return boxes
 
         boxes = smallest([tuple(map(range, flat))], smaller)
         found = []
         for box in boxes:
-            inside = (next((o, v) for o, v in pieces if met(box, o)) for pieces in given)
+            inside = (
+                next((o, v) for o, v in pieces if met(box, o) is not None) for pieces in given
+            )
             found.append((box, step([self.inside(v, box, o) for o, v in inside])))
         return self.put_together(sizes, found)
 
@@ -220,8 +228,7 @@ class PieceBuilder(GraphBuilder):
     ) -> Held:
         """A reduction over some dims: `step` reduces all dims of that number of a piece, `join` is
         of two results, of pieces that are cut along such a dim."""
-        if join is None and held.are_cut(dims):
-            raise Unsupported("a reduction along which pieces were put together")
+        assert join is not None or not held.are_cut(dims), dims
         sizes = [() if d in dims else factors for d, factors in enumerate(held.sizes)]
         found: list[BoxedValue] = []
         boxes: list[Box] = [tuple(range(n) for factors in sizes for n in factors)]
@@ -242,6 +249,47 @@ class PieceBuilder(GraphBuilder):
             joined.append((box, first))
         kept = [f for d, f in enumerate(sizes) if keepdim or d not in dims]
         return self.put_together(kept, joined)
+
+    def moments(
+        self, held: Pieces, dims: Sequence[int], total: Callable[[Pieces], Held]
+    ) -> tuple[Held, Held]:
+        """Mean and m2 over dims that pieces are cut along, which are left as dims of 1, as they are
+        by `total`. What was rounded of the mean is taken out, as in `expand_moments`."""
+        count = math.prod(held.shape[d] for d in dims)
+        eps = torch.finfo(DTYPES[self.arithmetic]).eps
+
+        def averaged(value: Value) -> Value:
+            return self.binary("div", value, self.number(float(count)))
+
+        def squared(value: Value) -> Value:
+            return self.binary("mul", value, value)
+
+        def excess(rest: Value) -> Value:
+            return self.binary("mul", averaged(rest), rest)
+
+        def missed(squares: Value, rest: Value) -> Value:
+            least = self.binary("mul", squares, self.number(eps**2))
+            is_more = self.binary("lt", least, excess(rest))
+            return self.combine("where", [is_more, rest, self.number(0.0)])
+
+        def without(squares: Value, rest: Value) -> Value:
+            left = self.binary("sub", squares, excess(rest))
+            least = self.binary("mul", squares, self.number(ROUNDINGS * eps))
+            is_rounding = self.binary("lt", left, least)
+            return self.combine("where", [is_rounding, self.number(0.0), left])
+
+        def of_both(step: Callable[[Value, Value], Value], a: Held, b: Held) -> Held:
+            return self.of_each(lambda values: step(*values), [a, b], a.shape)
+
+        first = self.mapped(total(held), averaged)
+        apart = of_both(functools.partial(self.binary, "sub"), held, first)
+        assert isinstance(apart, Pieces), apart
+        squares = self.mapped(apart, squared)
+        assert isinstance(squares, Pieces), squares
+        over = total(squares)
+        rest = of_both(missed, over, total(apart))
+        mean = of_both(functools.partial(self.binary, "add"), first, self.mapped(rest, averaged))
+        return mean, of_both(without, over, rest)
 
     # ---- pieces at factors ----
 
