@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST_NAMED = 4096
+"""Elements of a row of which an index names any: each that it names is compared with all of them."""
+
 
 @functools.cache
 def decompositions() -> dict[Any, Any]:
@@ -140,14 +143,14 @@ def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
 
 def _gathered(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """Any elements of a row: one of each of as many rows that are alike."""
-    if not x.dim() == index.dim() == 1:
+    if not x.dim() == index.dim() == 1 or len(x) > MOST_NAMED:
         return NotImplemented
     return x.expand(len(index), -1).gather(1, index.unsqueeze(1)).squeeze(1)
 
 
 def _scattered(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """Into a row, of which elements may be named several times; zeros lose their sign."""
-    if x.dim() != 1 or index.shape != src.shape or index.shape == (1,):
+    if x.dim() != 1 or len(x) > MOST_NAMED or index.shape != src.shape or index.shape == (1,):
         return NotImplemented
     named = index.reshape(-1, 1) == torch.arange(len(x), device=x.device)
     return x + torch.where(named, src.reshape(-1, 1), 0).sum(0)
