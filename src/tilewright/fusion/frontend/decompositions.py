@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MOST_NAMED = 4096
-"""Elements of a row of which an index names any: each that it names is compared with all of them."""
+"""Elements of a row of which an index names any, since each that it names is compared with all."""
 
 
 @functools.cache
