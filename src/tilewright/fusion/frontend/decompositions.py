@@ -11,8 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_NAMED = 4096
-"""Elements of a row of which an index names any, since each that it names is compared with all."""
+from tilewright.op import Workload
+
+FEW_COMPARED = 1 << 22
+"""Elements of a row with elements of an index that names some of it: more are compared only where
+a tensor has as many elements, as logits have beside weights of their classes."""
+
+
+def decompositions_of(w: Workload) -> dict[Any, Any]:
+    """For a trace of a workload."""
+    most = max(FEW_COMPARED, *(t.numel for t in w.tensors.values()))
+    aten = torch.ops.aten
+    found = {
+        aten.gather.default: functools.partial(_gathered, most),
+        aten.scatter_add.default: functools.partial(_scattered, most),
+    }
+    return {**decompositions(), **found}
 
 
 @functools.cache
@@ -55,8 +69,6 @@ def decompositions() -> dict[Any, Any]:
         _of_contiguous, found[aten.native_group_norm_backward.default]
     )
     found[aten.select_scatter.default] = _select_scatter
-    found[aten.gather.default] = _gathered
-    found[aten.scatter_add.default] = _scattered
     found[aten.index.Tensor] = _indexed
     found[aten.index_select.default] = _selected
     found[aten.index_put.default] = _put
@@ -141,19 +153,23 @@ def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     return x
 
 
-def _gathered(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+def _gathered(most: int, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """Any elements of a row: one of each of as many rows that are alike."""
-    if not x.dim() == index.dim() == 1 or len(x) > MOST_NAMED:
+    if not x.dim() == index.dim() == 1 or len(x) * len(index) > most:
         return NotImplemented
     return x.expand(len(index), -1).gather(1, index.unsqueeze(1)).squeeze(1)
 
 
-def _scattered(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+def _scattered(most: int, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """Into a row, of which elements may be named several times; zeros lose their sign."""
-    if x.dim() != 1 or len(x) > MOST_NAMED or index.shape != src.shape or index.shape == (1,):
+    if x.dim() != 1 or not x.is_floating_point() or len(x) * len(index) > most:
+        return NotImplemented
+    if index.shape != src.shape or index.shape == (1,):
         return NotImplemented
     named = index.reshape(-1, 1) == torch.arange(len(x), device=x.device)
-    return x + torch.where(named, src.reshape(-1, 1), 0).sum(0)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    added = torch.where(named, src.to(wide).reshape(-1, 1), 0).sum(0)
+    return (x.to(wide) + added).to(x.dtype)
 
 
 def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilewright.errors import InvalidArgument, NoImplementation, TilewrightError
 from tilewright.fakes import fake_tensors, tracing_lock, without_hooks
-from tilewright.fusion.frontend.decompositions import decompositions
+from tilewright.fusion.frontend.decompositions import decompositions_of
 from tilewright.fusion.frontend.given_dtypes import Calls, Following, Noting
 from tilewright.fusion.frontend.refused import Refusing, untraceable
 from tilewright.fusion.remembered import ByOperator
@@ -105,13 +105,13 @@ def traced(
     with outside, tracing_lock(), traced_roundings(), lines, without_hooks(), fake:
         trace = None
         if w.operator not in _writing:
-            trace = make_fx(run, decomposition_table=decompositions())(*fakes)
+            trace = make_fx(run, decomposition_table=decompositions_of(w))(*fakes)
         if trace is None or any(map(_writes, trace.graph.nodes)):
             _writing.add(w.operator)
             differentiated = make_fx(run)(*fakes)
             again = fx.Interpreter(differentiated).run  # it passes lines on
             functional = torch.func.functionalize(again, remove="mutations")
-            trace = make_fx(functional, decomposition_table=decompositions())(*fakes)
+            trace = make_fx(functional, decomposition_table=decompositions_of(w))(*fakes)
     trace.graph.eliminate_dead_code()  # a gradient's forward, where only its shape was needed
     trace.recompile()
     return trace
