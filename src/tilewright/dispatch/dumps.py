@@ -106,11 +106,12 @@ def dump(
     """
     if what not in SHOWN:
         raise InvalidArgument(f"cannot show {what!r}; use one of {', '.join(SHOWN)}")
-    tasks = _tasks(impl, config, w, spec)
+    _compile_others(impl, config, w, spec)
     if what == "schedule":
         lines = [f"{name} = {value}" for name, value in config_dict(config).items()]
         lines += impl.describe(config, w, spec)
         return "\n".join(lines) or f"{impl.name} has no knobs, and so no schedule of its own"
+    tasks = impl.tasks(config, w, spec)
     if not tasks:
         own = [i for i in implementations(w) if i.backend in OWN_BACKENDS]
         able = [i for i in own if i.unsupported(w, spec) is None]
@@ -122,7 +123,7 @@ def dump(
     if max_registers is not None:
         if any(task.compiler != "nvrtc" for task in tasks):
             raise InvalidArgument("registers are capped for CUDA kernels only")
-        tasks = [replace(task, source=capped(task.source, max_registers)) for task in tasks]
+        tasks = tuple(replace(t, source=capped(t.source, max_registers)) for t in tasks)
     if what == "resources":
         found = kernels(impl.build(config, w, spec), tasks, spec)
         return _by_stage([_resources(own, spec) for own in found])
@@ -131,17 +132,14 @@ def dump(
     return _by_stage([_machine_code(task, what) for task in tasks])
 
 
-def _tasks(
-    impl: Implementation, config: Any, w: Workload, spec: DeviceSpec
-) -> Sequence[CompileTask]:
-    """Of each stage. What is not of the config is compiled, as far as a compiler is at hand: only
-    then is it known whether it spills, and gives way to another."""
-    own = impl.task(config, w, spec)
+def _compile_others(impl: Implementation, config: Any, w: Workload, spec: DeviceSpec) -> None:
+    """The stages that are not of the config, as far as a compiler is at hand: only then is it known
+    whether they spill, and give way to others."""
     with contextlib.suppress(CompileError, CacheError):
+        own = impl.task(config, w, spec)
         for task in impl.tasks(config, w, spec):
             if task != own:
                 compiled(task)
-    return impl.tasks(config, w, spec)
 
 
 def _by_stage(texts: Sequence[str]) -> str:

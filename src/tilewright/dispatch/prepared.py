@@ -32,7 +32,14 @@ from tilewright.dispatch.recent import Recent
 from tilewright.dispatch.seeding import drawing, seeded
 from tilewright.dispatch.selection import Choice, Forced
 from tilewright.dispatch.slices import of_slices
-from tilewright.errors import IndexOutOfRange, InvalidArgument, SharedMemory, TilewrightError
+from tilewright.errors import (
+    CacheError,
+    CompileError,
+    IndexOutOfRange,
+    InvalidArgument,
+    SharedMemory,
+    TilewrightError,
+)
 from tilewright.impl import IMPLS
 from tilewright.impls._in_place import apart
 from tilewright.impls._vendor import vendor
@@ -274,7 +281,10 @@ def _compiles(w: Workload, device: torch.device, choice: Choice) -> bool:
     if choice.slices:
         return any(_compiles(s.workload, device, of_slice) for s, of_slice in choice.slices)
     spec, implementation = selection.device_spec_of(device), IMPLS[choice.implementation]
-    tasks = implementation.tasks(choice.config, choice.copied or w, spec)
+    try:
+        tasks = implementation.tasks(choice.config, choice.copied or w, spec)
+    except (CompileError, CacheError):
+        return True
     return any(cached(task) is None for task in tasks)
 
 

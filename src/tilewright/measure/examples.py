@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.picks import named
 from tilewright.op import Workload
 
@@ -113,7 +113,7 @@ def _independent(w: Workload, tensors: Sequence[Tensor], batch: Batch) -> bool:
         pair = w.operator.truth(batch.workload(w, 2), batch.narrow(tensors, 0, 2))
         one = batch.workload(w, 1)
         alone = [w.operator.truth(one, batch.narrow(tensors, i, 1)) for i in (0, 1)]
-    except (InvalidArgument, RuntimeError, IndexError, ValueError):
+    except (InvalidArgument, NoImplementation, RuntimeError, IndexError, ValueError):
         return False  # something else is tied to this dim
     finally:
         failures.disabled = False

@@ -1,5 +1,7 @@
 """Calls that came before are found again, and nothing else is taken for one."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -82,6 +84,9 @@ def test_a_kernel_for_the_cpu_runs_by_addresses(text):
     if len(w.outputs) == 1:
         found, right = [found], [right]
     assert all(torch.equal(own, o) for own, o in zip(found, right, strict=True))
+    gone = weakref.ref(built)
+    del built, run
+    assert gone() is None  # without a collection of cycles
 
 
 def test_calls_kept_before_the_last_one_are_answered_until_all_is_cleared():

@@ -206,6 +206,21 @@ def test_a_number_that_becomes_a_tensor_is_one_on_the_device_of_the_others():
     assert w.operator.truth(w, [x])[0].device == x.device
 
 
+@pytest.mark.parametrize("value", [lambda x: 0.0, lambda x: x.mean()])
+def test_a_mask_is_not_broadcast(value):
+    def written(x):
+        y = x * 2
+        y[x[:, :1] > 0] = value(x)
+        return y
+
+    fused, x = tw.fuse(written, name="writes"), torch.randn(3, 5, requires_grad=True)
+    for given in (x, x.detach()):
+        with pytest.raises(IndexError, match="shape of the mask"):
+            written(given)
+        with pytest.raises(NoImplementation, match=r"aten.index_put.*fused_writes.py"):
+            fused(given)
+
+
 def test_a_number_from_outside_that_is_a_tensor_may_change_and_is_refused():
     scale = torch.tensor(2.0)
     with pytest.raises(NoImplementation, match=r"no argument.*fused_writes.py"):

@@ -300,3 +300,17 @@ def test_a_call_builds_what_runs_untuned(monkeypatch):
     with selection.use("fused", {"rows": 1}, op="kl_divergence"):
         fused(p, q)
     assert built[1].rows == 1
+
+
+def norm_of_wide_numbers(x, weight, bias):
+    return F.layer_norm(x.double(), x.shape[-1:], weight.double(), bias.double()).float()
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "width"), [("a100", 512, 2048), ("a100", 16, 12288), ("b200", 512, 2048)]
+)
+def test_fp32_that_is_widened_leaves_the_registers_that_it_takes(device, rows, width):
+    fuse(norm_of_wide_numbers)
+    tensors = f"x=f32[{rows},{width}], weight=f32[{width}], bias=f32[{width}]"
+    w = Workload.parse(f"norm_of_wide_numbers({tensors})")
+    assert spill_bytes(w, FUSED.heuristic(w, DEVICES[device]), DEVICES[device]) == 0

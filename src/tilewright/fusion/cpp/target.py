@@ -109,7 +109,7 @@ class FusedLoops(Stored):
         self.workspace_bytes = self.kernels.workspace_bytes
         self.parallel, self.huge_pages = config.threads == "all", config.huge_pages
         one = len(self.outputs) == 1 and self.written is None and not self.workspace_bytes
-        self.run = self.run_to_one() if one else lambda *inputs: self.launch(inputs, self.scalars)
+        self.run = self.run_to_one() if one else None
 
     def __call__(
         self,
@@ -118,12 +118,15 @@ class FusedLoops(Stored):
         pointers: list[int] | None = None,
     ) -> Any:
         inputs = pointers or map(_data_ptr, tensors)
-        if scalars is None:
-            return self.run(*inputs)
-        return self.launch(inputs, self.scalars_of(scalars))
+        if scalars is not None:
+            return self.launch(inputs, self.scalars_of(scalars))
+        return (self.run or self.run_to_several)(*inputs)
 
     def by_addresses(self, device: torch.device) -> Callable[..., Any]:
-        return self.run
+        return self.run or self.run_to_several
+
+    def run_to_several(self, *inputs: int) -> Any:
+        return self.launch(inputs, self.scalars)
 
     def launch(self, inputs: Iterable[int], scalars: tuple[float, ...]) -> Any:
         empty = allocator.on(CPU)

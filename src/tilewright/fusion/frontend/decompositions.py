@@ -211,7 +211,8 @@ def _put_where(
     if mask is None or mask.dtype != torch.bool or any(i is not None for i in before):
         return NotImplemented
     after = x.dim() - len(before) - mask.dim()
-    if accumulate or values.dim() > after:
+    fits = mask.shape == x.shape[len(before) : x.dim() - after]  # PyTorch does not broadcast it
+    if accumulate or values.dim() > after or not fits:
         return NotImplemented
     return torch.where(mask.reshape(*mask.shape, *[1] * after), values, x)
 

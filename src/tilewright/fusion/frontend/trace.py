@@ -338,7 +338,8 @@ def _fills_by_mask(x: torch.Tensor, mask: Any, value: Any) -> bool:
     """Whether `x[mask] = value` writes one element, of which there is a gradient."""
     if not (isinstance(mask, torch.Tensor) and isinstance(value, torch.Tensor)):
         return False
-    return mask.dtype == torch.bool and not value.dim() and value.requires_grad
+    fits = mask.dtype == torch.bool and mask.shape == x.shape[: mask.dim()]
+    return fits and not value.dim() and value.requires_grad
 
 
 def _product_of(

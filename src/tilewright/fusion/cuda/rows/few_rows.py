@@ -28,7 +28,7 @@ TWO_VECTOR_THREADS = 640
 PARAMETER_REGISTERS = 8
 """For what is read of two parameters when the row is known: a vector of each."""
 SPARE_REGISTERS = 8
-"""What the estimate may miss, where halves are widened."""
+"""What the estimate may miss, but for what is of fp32 alone."""
 FULL_SHARE = 0.9
 """Of the SMs: clusters that take more may have to wait for one another, if an SM holds one block.
 Layer norm of 16 rows of 65536 fp32 took 7.3 us on an H200 by eight blocks of 512 threads, 5.4 by
@@ -79,7 +79,7 @@ def few_row_heuristic(
         fitting = [c for c in found if c.storage == "registers"]
         if wide:
             fitting.sort(key=lambda c: not footprint.fills(c))
-        elif footprint.itemsize == 4:
+        elif footprint.is_of_fp32:
             fitting.sort(key=lambda c: c.parameters != "ahead")
         yield from fitting
     elif wide or (footprint.keeps_costly_steps and row_bytes >= BLOCK_ROW_BYTES):
@@ -227,7 +227,7 @@ def _with_parameters(
     """Their parameters beside the row, if there are registers to spare for them: layer norm of 512
     rows of 4096 halves took 4.15 us on an H200, and 4.21 us if they filled all (2c7c317)."""
     ahead = replace(c, parameters="ahead")
-    spare = 0 if footprint.itemsize == 4 else SPARE_REGISTERS
+    spare = 0 if footprint.is_of_fp32 else SPARE_REGISTERS
     needed = estimated_registers(ahead, footprint) + spare
     return ahead if ahead in space and needed <= register_cap(ahead, device) else c
 

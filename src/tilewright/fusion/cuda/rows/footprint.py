@@ -24,8 +24,9 @@ from tilewright.tensor_spec import DTYPES, HALVES
 BULK_BYTES = 16
 """The copy engine moves whole ones, from and to multiples of it."""
 UNCONVERTED_REGISTERS = 8
-"""Fewer for arithmetic where parameters are at hand and nothing is widened: of 83 such kernels of
-fp32 the 40 of `registers.ARITHMETIC` were 4 to 24 too many (sm_90, NVRTC 13.0)."""
+"""Fewer for arithmetic where parameters are at hand and nothing is widened: of 83 such kernels in
+benchmarks/results/h200 at 7c2ec09 the estimate had been 4 to 24 registers above the compiler's
+count, and half of it 24."""
 KEEPING_REGISTERS = 16
 """What takes the place of `registers.ARITHMETIC` where sweeps compute nothing again: 80 suffice
 beside 64 kept values."""
@@ -64,6 +65,11 @@ class Footprint:
         self.has_moments = any(n.op == "m2" for n in graph.nodes)
         self.row_partials = 0 if self.columns else partials_of_row(graph)
         self.graph = graph
+
+    @functools.cached_property
+    def is_of_fp32(self) -> bool:
+        """Whether it is in memory, and in registers, as fp32 alone: nothing is widened."""
+        return {n.dtype for n in self.graph.nodes} <= {"f32", "bool"}
 
     @property
     def queued_bytes(self) -> int:
@@ -253,7 +259,7 @@ def estimated_registers(c: RowSchedule, footprint: Footprint) -> int:
         needed += footprint.parameter_bytes(c) // 2
     others = registers.ARITHMETIC if c.recompute else KEEPING_REGISTERS
     others = SHARING_REGISTERS if c.blocks_per_row > 1 else others
-    if c.parameters == "ahead" and footprint.itemsize == 4:
+    if c.parameters == "ahead" and footprint.is_of_fp32:
         others -= UNCONVERTED_REGISTERS
     return (needed if c.storage == "registers" else 0) // 4 + others
 

@@ -118,7 +118,7 @@ def widest_clusters(
     groups = 1 if threads == 64 else 4 if kept_bytes <= threads * LANE_BYTES else 2
     if kept_bytes > threads * TWO_ROWS_BYTES:
         return
-    of_fp32 = few and footprint.has_moments and footprint.itemsize == 4
+    of_fp32 = few and footprint.has_moments and footprint.is_of_fp32
     if of_fp32 and kept_bytes > 128 * MOST_TWO_ROWS_BYTES:
         threads, groups = 256, 1
     way = "lanes" if few else "merge"
