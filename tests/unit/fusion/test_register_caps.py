@@ -143,8 +143,8 @@ def test_other_caps_that_change_nothing_or_cannot_be_are_refused(text, config, c
 def test_what_threads_are_reckoned_to_need_is_near_what_the_compiler_gives_them(text):
     w, fused = Workload.parse(text), IMPLS["fused"]
     built = fused.build(fused.heuristic(w, H200), w, H200)
-    task = fused.task(fused.heuristic(w, H200), w, H200)
-    found = [k for k in kernels(built, task, H200) if k.launched.work.estimated_registers]
+    (each,) = kernels(built, fused.tasks(fused.heuristic(w, H200), w, H200), H200)
+    found = [k for k in each if k.launched.work.estimated_registers]
     assert found
     for kernel in found:
         estimated = kernel.launched.work.estimated_registers

@@ -155,16 +155,16 @@ def _rolled(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
 
 def _gathered(most: int, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """Any elements of a row: one of each of as many rows that are alike."""
-    if not x.dim() == index.dim() == 1 or len(x) * len(index) > most:
+    if not x.dim() == index.dim() == 1 or index.shape == (1,) or len(x) * len(index) > most:
         return NotImplemented
     return x.expand(len(index), -1).gather(1, index.unsqueeze(1)).squeeze(1)
 
 
 def _scattered(most: int, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """Into a row, of which elements may be named several times; zeros lose their sign."""
-    if x.dim() != 1 or not x.is_floating_point() or len(x) * len(index) > most:
+    if x.dim() != 1 or index.shape != src.shape or index.shape == (1,):
         return NotImplemented
-    if index.shape != src.shape or index.shape == (1,):
+    if not x.is_floating_point() or len(x) * len(index) > most:
         return NotImplemented
     named = index.reshape(-1, 1) == torch.arange(len(x), device=x.device)
     wide = torch.promote_types(x.dtype, torch.float32)
