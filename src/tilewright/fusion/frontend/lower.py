@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +12,9 @@ from tilewright.fusion.frontend.axes import Value, constant
 from tilewright.fusion.frontend.composed import COMPOSED
 from tilewright.fusion.frontend.families import AcrossSizes
 from tilewright.fusion.frontend.pieces import Pieces
+from tilewright.fusion.frontend.reducing import OF_BOOLEANS, OVER_BOOLEANS, ReducingBuilder
 from tilewright.fusion.frontend.steps import TooManySteps, Unsupported
-from tilewright.fusion.frontend.storing import IDENTITIES, StoringBuilder
+from tilewright.fusion.frontend.storing import IDENTITIES
 from tilewright.fusion.frontend.trace import (
     arguments_of,
     arithmetics,
@@ -23,10 +22,11 @@ from tilewright.fusion.frontend.trace import (
     trace_reference,
     written_by,
 )
+from tilewright.fusion.frontend.values import COUNTED, COUNTS, INSTEAD
 from tilewright.fusion.ir import POINTWISE, Draw, Graph
 from tilewright.fusion.staged import Staged
 from tilewright.op import Workload
-from tilewright.tensor_spec import DTYPE_NAMES, HALVES, WHOLE, TensorSpec
+from tilewright.tensor_spec import DTYPE_NAMES, TensorSpec
 
 MOST_KEPT = 32
 """Values that are stored on the way."""
@@ -39,11 +39,6 @@ _LOGICAL = {
     **{f"{kind}_{name}": name for kind in ("logical", "bitwise") for name in ("and", "or", "not")},
     **{f"{kind}_xor": "ne" for kind in ("logical", "bitwise")},
 }
-_OF_BOOLEANS = {
-    **dict.fromkeys(("add", "maximum", "fmax"), "or"),
-    **dict.fromkeys(("mul", "minimum", "fmin"), "and"),
-}
-"""What arithmetic makes of two booleans."""
 _VIEWS = (
     "broadcast_in_dim",
     "expand",
@@ -62,36 +57,7 @@ _EMPTY = (
 _CASTS = ("convert_element_type", "_to_copy", "to")
 _WHOLE = {"maximum": "amax", "minimum": "amin"}
 """`max` and `min` of one tensor."""
-_COUNTED = {"f32": 2**24, "f64": 2**53}
-"""Whole numbers to these are exact."""
-_COUNTS = (torch.int32, torch.int64)
 _SIGNS = ("sign", "sgn")
-_OVER_BOOLEANS = {"any": "amax", "all": "amin"}
-_JOINED = {
-    **{"sum": "add", "prod": "mul"},
-    **dict.fromkeys(("amax", "any"), "maximum"),
-    **dict.fromkeys(("amin", "all"), "minimum"),
-}
-"""What makes one result of those of pieces."""
-_OF_NOTHING = {
-    **dict.fromkeys(("sum", "any"), 0),
-    **dict.fromkeys(("prod", "all"), 1),
-    **dict.fromkeys(("mean", "var"), math.nan),
-}
-"""What a reduction makes of no elements; PyTorch refuses `amax` and `amin` of none."""
-_INSTEAD = {
-    **dict.fromkeys(
-        ("index", "index_select", "embedding", "index_put"),
-        "of indexing, slices are taken, masks in where, and gather and scatter of one element of "
-        "each row",
-    ),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "of products, (x * y).sum(dim) is taken"),
-    **dict.fromkeys(
-        ("rand", "rand_like", "randn", "randn_like"),
-        "give random numbers as an argument; dropout is taken",
-    ),
-}
-"""What may be done about a step that is not taken."""
 
 
 @AcrossSizes
@@ -120,7 +86,7 @@ def lower(w: Workload) -> Graph | Staged:
     return lowering.finish(outputs, lowering.numbers)
 
 
-class _Lowering(StoringBuilder):
+class _Lowering(ReducingBuilder):
     """One walk over a trace.
 
     Attributes:
@@ -128,10 +94,8 @@ class _Lowering(StoringBuilder):
     """
 
     def __init__(self, w: Workload, trace: fx.GraphModule, kept: Mapping[fx.Node, str]):
-        super().__init__(w, kept)
+        super().__init__(w, trace, kept)
         self.arithmetics: dict[fx.Node, str] = {}
-        self.trace = trace
-        self.found_moments: dict[Any, tuple[Value | Pieces, Value | Pieces]] = {}
 
     def outputs(self) -> list[Value | Pieces]:
         trace = self.trace
@@ -216,7 +180,7 @@ class _Lowering(StoringBuilder):
     def of_elements(self, node: Any, name: str) -> Value:
         if (mode := node.kwargs.get("rounding_mode")) is not None:
             name = f"{name}_{mode}"
-        of_booleans = node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS
+        of_booleans = node.meta["val"].dtype == torch.bool and name in OF_BOOLEANS
         if name in COMPOSED or name in POINTWISE or name in _LOGICAL or of_booleans:
             result = self.integer_step(node, name)
             if result is None and name in COMPOSED and not of_booleans:
@@ -227,16 +191,11 @@ class _Lowering(StoringBuilder):
                 self.values[node.args[0]] = result
             return result
         told = f"step {node.target} of the reference is none of those that kernels are made of"
-        raise Unsupported(f"{told}: {_INSTEAD[name]}" if name in _INSTEAD else told)
+        raise Unsupported(f"{told}: {INSTEAD[name]}" if name in INSTEAD else told)
 
     def lifted(self, node: Any, name: str) -> Value | Pieces:
         """A tensor that the reference makes of a number, or another as it is."""
         return self.number_of(node.args[0]) or self.whole(node.args[0])
-
-    def whole(self, arg: Any) -> Value | Pieces:
-        """What may be returned: a value, or pieces of one."""
-        found = self.values.get(arg) if isinstance(arg, fx.Node) else None
-        return found if isinstance(found, Pieces) else self.value(arg)
 
     def together(self, node: Any) -> Value | Pieces:
         """Tensors one after another along a dim."""
@@ -255,9 +214,6 @@ class _Lowering(StoringBuilder):
         dim = given.get("dim", 0) % out.dim()
         return self.replaced(into, src, dim, _elements(given, out.shape[dim]))
 
-    def whole_as(self, arg: Any, dtype: str) -> Value | Pieces:
-        return self.mapped(self.whole(arg), lambda value: self.converted(value, dtype))
-
     def piecewise(self, node: Any) -> Value | Pieces:
         """A step of each piece, with the same slice of the other operands."""
         given = {n: self.values[n] for n in node.all_input_nodes}
@@ -273,26 +229,6 @@ class _Lowering(StoringBuilder):
         finally:
             self.values.update(given)
 
-    def value(self, arg: Any) -> Value:
-        if isinstance(arg, fx.Node):
-            if arg.op == "get_attr":
-                told = "a tensor that is no argument of the reference: make it one"
-                whole = getattr(self.trace, str(arg.target)).dtype in _COUNTS
-                raise Unsupported(f"{told}, of floats; {_INSTEAD['index']}" if whole else told)
-            if isinstance(self.values[arg], Pieces):
-                raise Unsupported(f"{arg.target} of the reference may be returned, not used again")
-            return self.values[arg]
-        if isinstance(arg, (bool, int, float)):
-            return self.number(arg)
-        raise Unsupported(f"argument {arg!r} of the reference")
-
-    def number_of(self, arg: fx.Node) -> Value | None:
-        """Of a tensor of one element that the reference makes of a number."""
-        made = getattr(self.trace, str(arg.target)) if arg.op == "get_attr" else None
-        if made is None or made.numel() != 1 or made.is_complex():
-            return None
-        return Value(self.number(made.item()).node, constant(made.shape))
-
     def filled(self, node: Any, name: str) -> Value:
         """A tensor that holds one number."""
         out = node.meta["val"]
@@ -303,15 +239,6 @@ class _Lowering(StoringBuilder):
         if isinstance(value, fx.Node):
             return Value(self.value(value).node, constant(out.shape))
         return self.holding(value, node)
-
-    def holding(self, value: float, node: Any) -> Value:
-        """One number in the dtype and the shape of a step's result."""
-        out = node.meta["val"]
-        try:
-            number = torch.full((), value, dtype=out.dtype).item()
-        except RuntimeError as reason:  # PyTorch's own: beyond the dtype's range
-            raise Unsupported(f"{node.target} of {value} in {out.dtype}: {reason}") from None
-        return Value(self.add("const", (), DTYPE_NAMES[out.dtype], (), number), constant(out.shape))
 
     def slice_of(self, node: Any, name: str) -> Value | Pieces:
         """Some elements of a dim, or one, whose dim is dropped."""
@@ -334,12 +261,6 @@ class _Lowering(StoringBuilder):
             order[a], order[b] = order[b], order[a]
         return self.moved(whole, order)
 
-    def rounded(self, value: Value, dtype: str) -> Value:
-        if dtype == "f64":
-            return value
-        narrow = self.add("cast", (value.node,), dtype, self.steps[value.node].axes)
-        return Value(self.upcast(narrow), value.dims)
-
     def cast(self, node: Any) -> Value:
         value, dtype = self.value(node.args[0]), node.meta["val"].dtype
         if dtype not in DTYPE_NAMES:
@@ -350,24 +271,6 @@ class _Lowering(StoringBuilder):
         """What is written over another tensor, in its dtype and shape."""
         out = node.meta["val"]
         return self.expanded(self.whole_as(node.args[1], DTYPE_NAMES[out.dtype]), out.shape)
-
-    def converted(self, value: Value, dtype: str) -> Value:
-        """Values stay in the arithmetic type: a narrower one that the program asks for rounds."""
-        step = self.steps[value.node]
-        if dtype == step.dtype:
-            return value
-        if dtype in HALVES or (dtype, self.arithmetic) == ("f32", "f64"):
-            return self.rounded(self.converted(value, self.arithmetic), dtype)
-        written = step.op == "const" and isinstance(step.attr, int)
-        if dtype in WHOLE and (written or step.dtype in (*WHOLE, "bool")):
-            return self.integer(value, dtype)
-        if dtype in WHOLE:  # a whole number in the arithmetic type
-            number = self.converted(value, self.arithmetic)
-            whole = self.combine("trunc", [number])
-            return self.combine("add", [whole, self.number(0.0)])  # integers have no -0
-        if dtype not in (self.arithmetic, "bool"):
-            raise Unsupported(f"a cast to {dtype} among values of {self.arithmetic}")
-        return Value(self.add("cast", (value.node,), dtype, step.axes), value.dims)
 
     def clamped(self, node: Any) -> Value:
         if (found := self.integer_step(node, "clamp")) is not None:
@@ -413,7 +316,7 @@ class _Lowering(StoringBuilder):
             self.check_whole(values)
         if name in _LOGICAL:
             return [self.converted(v, "bool") for v in values]
-        if dtype == torch.bool and name in _OF_BOOLEANS:
+        if dtype == torch.bool and name in OF_BOOLEANS:
             return values
         first = 1 if name == "where" else 0
         booleans = dtype == torch.bool and name not in COMPOSED
@@ -421,7 +324,7 @@ class _Lowering(StoringBuilder):
 
     def check_whole(self, values: list[Value]) -> None:
         """Counts, and floats that were cast, are kept in the arithmetic type beside floats."""
-        most = _COUNTED[self.arithmetic]
+        most = COUNTED[self.arithmetic]
         for number in (self.steps[v.node].attr for v in values):
             if type(number) is int and abs(number) > most:
                 told = f"{number} beside whole numbers in {self.arithmetic}"
@@ -434,10 +337,10 @@ class _Lowering(StoringBuilder):
         if name in _LOGICAL:
             return self.combine(_LOGICAL[name], values)
         alpha = node.kwargs.get("alpha", 1)
-        if node.meta["val"].dtype == torch.bool and name in _OF_BOOLEANS:
+        if node.meta["val"].dtype == torch.bool and name in OF_BOOLEANS:
             if not alpha:
                 values[1] = self.combine("and", [values[1], self.number(False)])
-            return self.combine(_OF_BOOLEANS[name], values)
+            return self.combine(OF_BOOLEANS[name], values)
         if alpha != 1:
             scaled = self.binary("mul", values[1], self.value(float(alpha)))
             values = [values[0], scaled]
@@ -448,112 +351,6 @@ class _Lowering(StoringBuilder):
         if booleans and all(self.steps[v.node].dtype == "bool" for v in values):
             return values
         return [self.converted(v, self.arithmetic) for v in values]
-
-    def reduction(self, node: Any, name: str) -> Value | Pieces:
-        if not node.args[0].meta["val"].numel():
-            return self.holding(_OF_NOTHING[name], node)
-        whole = self.whole(node.args[0])
-        if isinstance(whole, Value):
-            return self.reduced(node, name, whole)
-        dims, keepdim, correction = _reduction_arguments(node, len(whole.shape))
-        if name == "var" and whole.are_cut(dims):
-            _, m2 = self.moments_of(node)
-            degrees = max(_count(whole, dims) - correction, 0.0)
-            found = self.mapped(m2, lambda v: self.binary("div", v, self.number(degrees)))
-            return self.regrouped(found, node.meta["val"].shape)
-        if name == "mean" and whole.are_cut(dims):
-            total, count = self.reduction(node, "sum"), self.number(float(_count(whole, dims)))
-            return self.mapped(total, lambda v: self.binary("div", v, count))
-        step = _JOINED.get(name)
-        if node.meta["val"].dtype == torch.bool and step is not None:
-            step = _OF_BOOLEANS[step]
-        join = functools.partial(self.binary, step) if step is not None else None
-        reduced = functools.partial(self.reduced, node, name)
-        return self.reduced_by_piece(whole, dims, keepdim, reduced, join)
-
-    def moments_of(self, node: Any) -> tuple[Value | Pieces, Value | Pieces]:
-        """Mean and m2 of what a step takes the variance of, in pieces; one pair for equal ones."""
-        dims, *_ = _reduction_arguments(node, node.args[0].meta["val"].dim())
-        key = node.args[0], frozenset(dims), self.arithmetic
-        if key not in self.found_moments:
-            whole = self.whole_as(node.args[0], self.arithmetic)
-            assert isinstance(whole, Pieces), node
-            step = functools.partial(self.reduced, node, "sum")
-            add = functools.partial(self.binary, "add")
-            self.found_moments[key] = self.moments(
-                whole, dims, lambda held: self.reduced_by_piece(held, dims, True, step, add)
-            )
-        return self.found_moments[key]
-
-    def mean_beside(self, node: Any) -> Value | Pieces | None:
-        """Of a quotient of a sum and its count, if there is a variance of the same pieces, the mean
-        that it is about."""
-        total, out = node.args[0], node.meta["val"]
-        while _is_step(total, "broadcast_in_dim"):
-            total = total.args[0]
-        given: Any = total.args[0] if _is_step(total, "sum") else None
-        held = self.values.get(given)
-        if not isinstance(held, Pieces) or node.kwargs:
-            return None
-        dims, *_ = _reduction_arguments(total, len(held.shape))
-        count, theirs = _count(held, dims), given.meta["val"]
-        right = count, theirs.dtype, theirs.numel()
-        is_mean = (node.args[1], out.dtype, out.numel() * count) == right
-        if not is_mean or not held.are_cut(dims):
-            return None
-        for other in given.users:
-            if _is_step(other, "var"):
-                its, *_ = _reduction_arguments(other, len(held.shape))
-                if {*its} == {*dims}:
-                    return self.regrouped(self.moments_of(other)[0], out.shape)
-        return None
-
-    def reduced(self, node: Any, name: str, value: Value) -> Value:
-        out = node.meta["val"].dtype
-        booleans = out == torch.bool
-        if booleans:
-            value, name = self.converted(value, "bool"), _OVER_BOOLEANS.get(name, name)
-        # A count is a whole number in the arithmetic type, which holds a boolean as 0 or 1.
-        counts = name == "sum" and self.steps[value.node].dtype == "bool"
-        if not (out.is_floating_point or booleans or (counts and out in _COUNTS)):
-            raise Unsupported(
-                f"{node.target} gives {out}: integer arithmetic; cast first: .float()"
-            )
-        counted = node.args[0].meta["val"].numel() // max(node.meta["val"].numel(), 1)
-        if counts and counted > _COUNTED[self.arithmetic]:
-            raise Unsupported(
-                f"a count of {counted} elements in {self.arithmetic}, which holds whole numbers to "
-                f"{_COUNTED[self.arithmetic]}"
-            )
-        asked = node.kwargs.get("dtype")
-        if asked is not None and asked.is_floating_point:
-            value = self.converted(value, DTYPE_NAMES[asked])
-        value = self.converted(value, self.arithmetic)
-        given, keepdim, correction = _reduction_arguments(node, len(value.dims))
-        within = [f for d in given for f in self.axes.factors(value.dims[d])]
-        over = self.axes.roots(f.axis for f in within)
-        # A dim that the value was expanded along holds the same elements many times.
-        repeats = math.prod(f.size for f in within if f.axis is None)
-        left = [() if d in given else dim for d, dim in enumerate(value.dims)]
-        dims = tuple(dim for d, dim in enumerate(left) if keepdim or d not in given)
-        dtype, rest = self.arithmetic, self.axes.along(dims)
-        count = math.prod(f.size for f in within)
-        if name == "var":
-            # One element deviates from its own mean by x - x: 0, or NaN where x is not finite.
-            inside = (value.node,) if over else (value.node, value.node)
-            m2 = self.add("m2" if over else "sub", inside, dtype, rest)
-            scaled = self.scaled("mul", m2, repeats, dtype, rest)
-            degrees = max(count - correction, 0.0)
-            return Value(self.scaled("div", scaled, degrees, dtype, rest), dims)
-        result = self.add(name, (value.node,), dtype, rest) if over else value.node
-        if name in ("sum", "prod"):
-            result = self.scaled("mul" if name == "sum" else "pow", result, repeats, dtype, rest)
-        return self.converted(Value(result, dims), "bool" if booleans else dtype)
-
-    def scaled(self, op: str, i: int, by: float, dtype: str, axes: Iterable[int]) -> int:
-        if by == 1 and op != "div":
-            return i
-        return self.add(op, (i, self.add("const", (), dtype, (), float(by))), dtype, axes)
 
 
 _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
@@ -567,7 +364,7 @@ _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
     **dict.fromkeys(("slice", "select"), _Lowering.slice_of),
     **dict.fromkeys(("permute", "transpose", "t"), _Lowering.permuted),
     **dict.fromkeys(("sum", "amax", "amin", "prod", "mean", "var"), _Lowering.reduction),
-    **dict.fromkeys(_OVER_BOOLEANS, _Lowering.reduction),
+    **dict.fromkeys(OVER_BOOLEANS, _Lowering.reduction),
     "lift_fresh_copy": _Lowering.lifted,
     "cat": lambda self, node, _: self.together(node),
     "slice_scatter": lambda self, node, _: self.written_over(node),
@@ -587,32 +384,10 @@ def _elements(given: Mapping[str, Any], size: int) -> range:
     return range(size)[slice(given.get("start"), given.get("end"), given.get("step"))]
 
 
-def _reduction_arguments(node: Any, rank: int) -> tuple[list[int], bool, float]:
-    """The dims that a reduction runs over, whether it keeps them, and var's correction."""
-    given = arguments_of(node)
-    dims = given.get("dim", given.get("dims"))
-    if isinstance(dims, int):
-        dims = [dims]
-    elif dims is None or (not dims and name_of(node) not in _OVER_BOOLEANS):
-        dims = range(rank)  # of no dims `any` and `all` reduce nothing, the others everything
-    correction = given.get("correction")
-    unbiased = given.get("unbiased", True)
-    degrees = float(unbiased) if correction is None else float(correction)
-    return [d % rank for d in dims if rank], bool(given.get("keepdim", False)), degrees
-
-
-def _count(held: Value | Pieces, dims: Iterable[int]) -> int:
-    return math.prod(held.shape[d] for d in dims)
-
-
-def _is_step(node: Any, name: str) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and name_of(node) == name
-
-
 def _is_whole(node: Any) -> bool:
     """Whether a step's result is of whole numbers."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in _COUNTS
+    return isinstance(value, torch.Tensor) and value.dtype in COUNTS
 
 
 def _only_returned(node: fx.Node) -> bool:
