@@ -6,27 +6,24 @@
 - heavy: half of the elements have nearly the same magnitude, so that each is a sizeable term of
   any sum over them; the others are small, of many magnitudes, so that their results fall close to
   every rounding boundary and show a change far below half an ulp.
-- light: heavy and small elements exchanged and the signs turned, for workloads of a few rows,
+- light: heavy and small elements exchanged and the signs turned, for workloads of few slices,
   where one example cannot make every element heavy.
 - special: NaN and infinities in some rows.
 
-All but the first compare a sample of the slices along a dim over which the operator is independent
-(its batch dim, found by trying).
+All but the first compare a sample of the slices along the operator's batch dim.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.fusion.frontend.picks import named
+from tilewright.measure.batch import FEW_SLICES, Batch
 from tilewright.op import Workload
 
 SAMPLE_ELEMENTS = 2**21
@@ -35,96 +32,8 @@ SAMPLE_ELEMENTS = 2**21
 SAMPLE_SLICES = 8
 """At least so many slices, however large."""
 
-FEW_SLICES = 16
-"""With fewer slices than this, the heavy example is followed by its complement."""
-
 PARAMETER_SCALE = 1 / 16
 """Of the heavy example's other tensors: added to the first, they leave its elements heavy."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A dim along which the operator treats every slice by itself.
-
-    Attributes:
-        dim: counted from the end, as broadcasting aligns shapes; 0: the operator has none.
-        size: number of slices, 1 without a dim.
-    """
-
-    dim: int = 0
-    size: int = 1
-
-    def carried_by(self, shape: Sequence[int]) -> bool:
-        return self.dim < 0 and len(shape) >= -self.dim and shape[self.dim] == self.size
-
-    def narrow(self, tensors: Sequence[Tensor], start: int, length: int) -> list[Tensor]:
-        """Slices `start` to `start + length` of all tensors that have the dim."""
-        return [
-            t.narrow(self.dim, start, length) if self.carried_by(t.shape) else t for t in tensors
-        ]
-
-    def select(self, tensors: Sequence[Tensor], slices: Tensor) -> list[Tensor]:
-        return [
-            t.index_select(self.dim, slices) if self.carried_by(t.shape) else t for t in tensors
-        ]
-
-    def workload(self, w: Workload, length: int) -> Workload:
-        """The same problem with `length` slices, all tensors contiguous."""
-        if self.dim == 0:
-            return w
-        changes = {}
-        for name, spec in w.tensors.items():
-            shape = list(spec.shape)
-            if self.carried_by(shape):
-                shape[self.dim] = length
-            changes[name] = replace(spec, shape=tuple(shape), strides=None)
-        return w.with_args(**changes)
-
-
-def find_batch(w: Workload, tensors: Sequence[Tensor]) -> Batch:
-    """The first dim with at least FEW_SLICES independent slices, else the one with most."""
-    shape = w.outputs[0].shape
-    if w.seed is not None:
-        return Batch()  # what an element draws depends on its place among all
-    if w.operator.fused and named(w).picked is not None:
-        return Batch()  # an index may be beyond a part of a row, which ends a GPU's context
-    if w.operator.indexed is not None:
-        declared = w.operator.indexed.batch_dim(w)
-        return Batch(declared, shape[declared]) if declared else Batch()
-    found = Batch()
-    for dim, size in enumerate(shape):
-        batch = Batch(dim - len(shape), size)
-        if size > found.size and _independent(w, tensors, batch):
-            found = batch
-            if size >= FEW_SLICES:
-                break
-    return found
-
-
-def _independent(w: Workload, tensors: Sequence[Tensor], batch: Batch) -> bool:
-    """Whether two slices computed together are what each is alone."""
-    if not all(batch.carried_by(o.shape) for o in w.outputs):
-        return False
-    if not any(batch.carried_by(t.shape) for t in tensors):
-        return False
-    failures = logging.getLogger("torch._subclasses.fake_tensor")  # it would log what may fail here
-    failures.disabled = True
-    try:
-        pair = w.operator.truth(batch.workload(w, 2), batch.narrow(tensors, 0, 2))
-        one = batch.workload(w, 1)
-        alone = [w.operator.truth(one, batch.narrow(tensors, i, 1)) for i in (0, 1)]
-    except (InvalidArgument, NoImplementation, RuntimeError, IndexError, ValueError):
-        return False  # something else is tied to this dim
-    finally:
-        failures.disabled = False
-    for i, singles in enumerate(alone):
-        for together, single in zip(pair, singles, strict=True):
-            part = together.narrow(batch.dim, i, 1)
-            if part.shape != single.shape:
-                return False
-            if not torch.allclose(part, single, rtol=1e-9, atol=0.0, equal_nan=True):
-                return False
-    return True
 
 
 @dataclass(frozen=True)

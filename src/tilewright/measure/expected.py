@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.fusion.frontend.trace import trace_truth
+from tilewright.measure.batch import Batch
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
-from tilewright.measure.examples import Batch
 from tilewright.op import Workload
 
 CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**25}

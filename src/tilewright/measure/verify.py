@@ -22,11 +22,10 @@ from tilewright import registry
 from tilewright.errors import VerificationError
 from tilewright.impl import Executable, allocate
 from tilewright.impls._vendor import vendor as vendor_of
+from tilewright.measure.batch import Batch, find_batch
 from tilewright.measure.error_rules_convolution import rounded_to_tf32
 from tilewright.measure.examples import (
-    Batch,
     Example,
-    find_batch,
     kinds,
     make_example,
     memory_span,

@@ -12,10 +12,10 @@ from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.errors import NoErrorRule
 from tilewright.impls._vendor import vendor
 from tilewright.measure import error_rules
+from tilewright.measure.batch import Batch
 from tilewright.measure.error_bound import bounds, truth_and_tolerance
 from tilewright.measure.error_rules import BINARY, RULES, SAFETY, UNARY, Arithmetic, Pair
 from tilewright.measure.error_rules_convolution import rounded_to_tf32
-from tilewright.measure.examples import Batch
 from tilewright.measure.expected import expect
 from tilewright.measure.verify import Verifier
 from tilewright.op import OPS, Workload

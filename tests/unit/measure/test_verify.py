@@ -12,7 +12,8 @@ from tilewright.errors import VerificationError
 from tilewright.impl import allocate, allocator
 from tilewright.impls._vendor import vendor
 from tilewright.measure import expected, verify
-from tilewright.measure.examples import Batch, find_batch, kinds, make_example, sample
+from tilewright.measure.batch import Batch, find_batch
+from tilewright.measure.examples import kinds, make_example, sample
 from tilewright.measure.guard import GUARD_BYTES, POISONS, guarded
 from tilewright.measure.verify import Verdict, Verifier, verification_error
 from tilewright.op import Workload
@@ -26,11 +27,6 @@ def examples_of(text, kind, seed=0):
     w = Workload.parse(text)
     random = make_example(w, "random", None, seed, CPU)
     return make_example(w, kind, find_batch(w, random.tensors), seed, CPU)
-
-
-def batch_of(text):
-    w = Workload.parse(text)
-    return find_batch(w, w.operator.examples(w, "random", 0, "cpu"))
 
 
 # --- verdicts ---------------------------------------------------------------------------------
@@ -371,24 +367,6 @@ def test_a_sample_names_the_coordinate_in_the_whole_tensor(monkeypatch):
         return out
 
     assert "at (79, 3): got 7" in verifier.check(wrong_on_specials).message
-
-
-@pytest.mark.parametrize(
-    ("text", "batch"),
-    [
-        ("layer_norm(x=f32[32,16], weight=f32[16])", Batch(-2, 32)),
-        ("layer_norm(x=f32[16,16], weight=f32[16])", Batch(-2, 16)),
-        ("softmax(x=f32[32,5,7], dim=1)", Batch(-3, 32)),
-        ("softmax(x=f32[64,48], dim=0)", Batch(-1, 48)),
-        ("softmax(x=f32[64])", Batch()),
-        ("lerp(x=f32[2,1,1], end=f32[2,3,40], weight=f32[3,1])", Batch(-1, 40)),
-        ("lerp(x=f32[1], end=f32[640], weight=0.5)", Batch(-1, 640)),
-        ("rms_norm(x=f32[1,64])", Batch()),
-        ("layer_norm(x=f32[4,30,6], normalized_shape=[30,6])", Batch(-3, 4)),
-    ],
-)
-def test_the_batch_dim_is_one_that_the_operator_does_not_mix(text, batch):
-    assert batch_of(text) == batch
 
 
 def test_a_large_workload_compares_the_first_the_last_and_slices_between():
