@@ -45,7 +45,9 @@ OF_SLICES = {
     "some rows": lambda x: x.slice_scatter(2 * x[5:9], 0, 5, 9),
     "a far row": lambda x: x.select_scatter(x[3] * 2, 0, 50),
     "every other row": lambda x: torch.cat([x[::2], x[1::2]]),
-    "pairs of rows": lambda x: x.view(-1, 2, x.shape[1]).sum(1, keepdim=True).expand(-1, 2, -1).reshape(x.shape),
+    "pairs of rows": lambda x: (
+        x.unflatten(0, (-1, 2)).sum(1, keepdim=True).expand(-1, 2, -1).flatten(0, 1)
+    ),
     "rows by position": lambda x: x.where(torch.arange(x.shape[0])[:, None] < 70, 0),
     "a corner": lambda x: x.tril(5),
 }

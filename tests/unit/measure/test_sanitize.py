@@ -7,6 +7,15 @@ import torch
 
 import sanitize
 from own_memory import laid_out
+from sanitized_cases import (
+    CASES,
+    FLAT_INDICES,
+    FUSED,
+    INDEXED_CASES,
+    SM80,
+    SM90,
+    sanitized_dropout,
+)
 from tilewright.compile import nvrtc
 from tilewright.compile.cache import compiled
 from tilewright.device import DEVICES
@@ -24,27 +33,27 @@ from tilewright.text import parse_call
 H200 = DEVICES["h200"]
 
 
-SCHEDULED = [case for case in sanitize.CASES if case.implementation == "fused" and case.knobs]
+SCHEDULED = [case for case in CASES if case.implementation == "fused" and case.knobs]
 
 
 @pytest.fixture(autouse=True)
 def _forget():
     yield
-    OPS.remove(sanitize.sanitized_dropout.__name__)
+    OPS.remove(sanitized_dropout.__name__)
 
 
 def configs(name):
-    cases = [case for case in sanitize.CASES if case.implementation == name]
+    cases = [case for case in CASES if case.implementation == name]
     return [case.config(H200) for case in cases]
 
 
 def test_every_implementation_with_kernels_of_a_gpu_has_a_case():
     own = {impl.name for impl in IMPLS.values() if impl.backend in ("cuda", "fused")}
-    assert {case.implementation for case in sanitize.CASES} == own
+    assert {case.implementation for case in CASES} == own
 
 
 def test_every_kernel_with_an_index_has_a_case_with_indices_out_of_range(capsys):
-    indexed = {case.implementation for case in sanitize.CASES if case.w.operator.indexed}
+    indexed = {case.implementation for case in CASES if case.w.operator.indexed}
     only = ["--only", "some indices out of range"]
     assert sanitize.main(["--list", "--device", "h200", *only]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -52,7 +61,7 @@ def test_every_kernel_with_an_index_has_a_case_with_indices_out_of_range(capsys)
     assert not any("not on" in line for line in lines)
 
 
-@pytest.mark.parametrize("case", sanitize.INDEXED_CASES, ids=str)
+@pytest.mark.parametrize("case", INDEXED_CASES, ids=str)
 def test_indices_out_of_range_are_negative_and_too_large_near_and_far(case):
     given = [case.w.call(c.tensors())["index"] for c in (case, replace(case, out_of_range=True))]
     places = case.w["x"].shape[case.w["dim"]] if "x" in case.w.tensors else case.w["num_weights"]
@@ -64,7 +73,7 @@ def test_indices_out_of_range_are_negative_and_too_large_near_and_far(case):
     assert beyond.double().mean() < 0.1
 
 
-@pytest.mark.parametrize("case", sanitize.FLAT_INDICES, ids=str)
+@pytest.mark.parametrize("case", FLAT_INDICES, ids=str)
 def test_index_tensors_are_in_range_or_told_to_be_out_of_it(case):
     wrong = replace(case, out_of_range=True)
     assert str(wrong) == f"{case}, some indices out of range"
@@ -73,7 +82,7 @@ def test_index_tensors_are_in_range_or_told_to_be_out_of_it(case):
         assert [bool(((t < -n) | (t >= n)).any()) for t, n in pairs] == [sometimes] * len(given)
 
 
-@pytest.mark.parametrize("case", sanitize.CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_case_is_served_and_its_config_fits(case):
     assert case.refusal(H200) is None
     config = case.config(H200)
@@ -99,16 +108,16 @@ def test_every_kind_of_schedule_is_there(kind):
 
 
 def test_every_way_to_split_is_there():
-    assert {c.combine for c in configs(sanitize.SM90)} == set(WAYS)
-    assert {c.combine for c in configs(sanitize.SM80)} == set(WAYS) - {"marked"}
-    hopper = configs(sanitize.SM90)
+    assert {c.combine for c in configs(SM90)} == set(WAYS)
+    assert {c.combine for c in configs(SM80)} == set(WAYS) - {"marked"}
+    hopper = configs(SM90)
     assert {c.exchange for c in hopper} == set(sm90.EXCHANGES)
     assert {c.fetch for c in hopper} == set(sm90.FETCHES)
     assert any(c.cluster > 1 and c.split_k == c.cluster for c in hopper)
     assert any(c.cluster > 1 and c.split_k > c.cluster for c in hopper)
     assert {c.whole for c in hopper if c.blocks} == {True, False}
     assert any(c.halo for c in hopper)
-    assert {c.tile_k for c in configs(sanitize.SM80)} == set(sm80.STEPS.values())
+    assert {c.tile_k for c in configs(SM80)} == set(sm80.STEPS.values())
 
 
 def test_kernels_of_another_device_are_told_apart(capsys):
@@ -119,9 +128,7 @@ def test_kernels_of_another_device_are_told_apart(capsys):
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "not on" not in line] == [
-        f"fused {sanitize.FUSED[0]} untuned"
-    ]
+    assert [line for line in lines if "not on" not in line] == [f"fused {FUSED[0]} untuned"]
     assert any("wgmma is an instruction of sm_90a" in line for line in lines)
     assert sanitize.main(["--list", "--device", "a100", "--only", "bulk=True"]) == 0
     lines = capsys.readouterr().out.splitlines()
