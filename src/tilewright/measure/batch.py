@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -117,19 +118,25 @@ def _in_place(w: Workload, batch: Batch) -> bool:
     shifts by many, pieces and positions do not show in two slices.
 
     It must take the same steps with another number of slices, none of them along a dim that has
-    grown or shrunk with it.
+    grown or shrunk with it, and no number but sizes may follow from how many there are.
     """
     if not w.operator.fused:
         return True
     length = SLICES_TRACED if batch.size != SLICES_TRACED else SLICES_TRACED + 4
     try:
-        traces = [trace_reference(v).graph.nodes for v in (w, batch.workload(w, length))]
+        traces = [trace_reference(v) for v in (w, batch.workload(w, length))]
     except (InvalidArgument, NoImplementation):
         return False
     resized: dict[fx.Node, list[bool]] = {}
-    for step, other in itertools.zip_longest(*traces):
+    for step, other in itertools.zip_longest(*(t.graph.nodes for t in traces)):
         if step is None or other is None or step.target != other.target:
             return False
+        if step.op == "output":
+            continue
+        if step.op == "get_attr":
+            one, another = (getattr(t, step.target) for t in traces)
+            if not torch.equal(one, another):
+                return False
         shapes = _shape(step), _shape(other)
         if len(shapes[0]) != len(shapes[1]):
             return False
@@ -137,9 +144,24 @@ def _in_place(w: Workload, batch: Batch) -> bool:
         resized[step] = [n != m for n, m in pairs]
         if any(n != m and n * length != m * batch.size for n, m in pairs):
             return False
-        if _moves(step, resized):
+        if any(sum(resized[n]) > sum(resized[step]) for n in step.all_input_nodes):
+            return False  # it reduces over slices, or picks one
+        one, another = ([*s.args, *s.kwargs.values()] for s in (step, other))
+        if _moves(step, resized) or not _like(one, another, batch.size, length):
             return False
     return True
+
+
+def _like(a: Any, b: Any, size: int, length: int) -> bool:
+    """Whether arguments of a step with `size` and with `length` slices differ in sizes alone."""
+    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+        return isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        both = itertools.zip_longest(a, b)
+        return all(_like(one, another, size, length) for one, another in both)
+    if a == b:
+        return True
+    return type(a) is type(b) is int and a * length == b * size
 
 
 def _shape(step: fx.Node) -> Sequence[int]:

@@ -85,15 +85,17 @@ class Arithmetic:
     def rounding(self, y: Tensor, operands: Sequence[Pair], error: Tensor | None, n: float) -> Pair:
         """The result y of one operation: error carried over from the operands, plus n |y|."""
         exact = n <= 1.0 and all(p.exact for p in operands)
+        if error is not None:
+            error = _told(error, operands)
         if n == 0.0:
-            return Pair(y, None if error is None else error.nan_to_num(0.0, 0.0, 0.0), exact)
+            return Pair(y, error, exact)
         own = n * self.sized(y)
         if exact:
             own.masked_fill_(self._representable(y), 0.0)
             if error is not None:
                 own = torch.where(error == 0, own, n * self.sized(y))
         if error is not None:
-            own = own + error.nan_to_num(0.0, 0.0, 0.0)
+            own = own + error
         elif exact and not own.any():
             return Pair(y)
         return Pair(y, own, exact)
@@ -116,7 +118,7 @@ class Arithmetic:
         coarse = any(bool((SAFETY * self.u * e > math.sqrt(self.u)).any()) for e in errors)
         if not coarse and bool(error.isfinite().all()):
             return error
-        return torch.maximum(error.nan_to_num(0.0, 0.0, 0.0), self.tried(function, y, *operands))
+        return torch.maximum(_told(error, operands), self.tried(function, y, *operands))
 
     def ends(self, p: Pair) -> tuple[Tensor, ...]:
         """The least and the greatest that an implementation may hold; one where it is exact."""
@@ -151,7 +153,11 @@ class Arithmetic:
             return Pair(y)
         ends = [self.ends(p) for p in operands]
         extremes = [function(*(of[at] for of in ends)) for at in (0, -1)]
-        return Pair(y, self.reaching(y, extremes), all(p.exact for p in operands))
+        error = self.reaching(y, extremes)
+        if _open(operands):
+            for end in extremes:
+                error = error.masked_fill(y.isfinite() & ~end.isfinite(), math.inf)
+        return Pair(y, error, all(p.exact for p in operands))
 
     def chosen(self, name: str, y: Tensor, error: Tensor | None) -> Pair:
         """The result of a step that jumps, and what rounding may make of it."""
@@ -209,6 +215,19 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def magnitude(y: Tensor) -> Tensor:
     """|y|, and 0 where y is infinite or NaN: such results are not rounded."""
     return y.abs().nan_to_num_(0.0, 0.0)
+
+
+def _open(operands: Sequence[Pair]) -> bool:
+    """Whether one may be anything somewhere."""
+    return any(bool((p.error == math.inf).any()) for p in operands if p.error is not None)
+
+
+def _told(error: Tensor, operands: Sequence[Pair]) -> Tensor:
+    """What derivatives tell of an error: nothing where they are NaN, or infinite while errors of
+    operands are not."""
+    if bool(error.isfinite().all()):
+        return error
+    return error.nan_to_num(0.0, math.inf if _open(operands) else 0.0, 0.0)
 
 
 def times(factor: Tensor | float, error: Tensor | None) -> Tensor | None:
@@ -287,10 +306,15 @@ def _binary(name: str, function: Rule, slopes: Rule, n: float) -> None:
         error = plus(times(da, a.error), times(db, b.error))
         if error is not None:
             error = arithmetic.spread(error.expand(y.shape), function, y, a, b)
+            if name in JUMPING:
+                error = torch.maximum(error, arithmetic.tried(function, y, a, b))
         return arithmetic.rounding(y, (a, b), error, n)
 
     RULES[name] = apply
 
+
+JUMPING = ("copysign", "atan2")
+"""However little an operand is off: its sign decides."""
 
 BINARY: tuple[tuple[str, Rule, Rule, float], ...] = (
     ("add", torch.add, lambda a, b, y: (1.0, 1.0), 1.0),
@@ -394,9 +418,25 @@ def _slice_scatter(arithmetic: Arithmetic, into: Pair, part: Pair, *where: int) 
     return _together([into, part], lambda tensors: torch.ops.aten.slice_scatter(*tensors, *where))
 
 
+def _filling(
+    arithmetic: Arithmetic, value: Any, dtype: torch.dtype | None, shape: Sequence[int]
+) -> Pair:
+    """Of the dtype of what it fills: other numbers may be written over a part of it."""
+    filled = arithmetic.lift(value)
+    if dtype is not None:
+        filled = _cast(filled, torch.float64 if dtype.is_floating_point else dtype)
+    return filled.map(lambda t: t.expand(tuple(shape)))
+
+
 @rule("full")
-def _full(arithmetic: Arithmetic, shape: Sequence[int], value: Any, **_: Any) -> Pair:
-    return arithmetic.lift(value).map(lambda t: t.expand(tuple(shape)))
+def _full(
+    arithmetic: Arithmetic,
+    shape: Sequence[int],
+    value: Any,
+    dtype: torch.dtype | None = None,
+    **_: Any,
+) -> Pair:
+    return _filling(arithmetic, value, dtype, shape)
 
 
 @rule("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -407,13 +447,17 @@ def _empty(arithmetic: Arithmetic, like: Any, *given: Any, **__: Any) -> Pair:
 
 
 @rule("full_like")
-def _full_like(arithmetic: Arithmetic, like: Pair, value: Any, **_: Any) -> Pair:
-    return arithmetic.lift(value).map(lambda t: t.expand(like.value.shape))
+def _full_like(
+    arithmetic: Arithmetic, like: Pair, value: Any, dtype: torch.dtype | None = None, **_: Any
+) -> Pair:
+    return _filling(arithmetic, value, dtype or like.value.dtype, like.value.shape)
 
 
 @rule("scalar_tensor")
-def _scalar_tensor(arithmetic: Arithmetic, value: Any, **_: Any) -> Pair:
-    return arithmetic.lift(value)
+def _scalar_tensor(
+    arithmetic: Arithmetic, value: Any, dtype: torch.dtype | None = None, **_: Any
+) -> Pair:
+    return _filling(arithmetic, value, dtype, ())
 
 
 @rule("convert_element_type", "_to_copy")

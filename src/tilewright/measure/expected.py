@@ -140,19 +140,6 @@ class Expected:
         return self._describe(out, ulps == ulps.max(), allowed_ulp)
 
     @property
-    def counting(self) -> int:
-        """How many elements may have the largest error: with intervals, in ulps, like the widest.
-
-        Not those smaller than what errors are expressed in, nor sums of a few beside one of many.
-        """
-        assert self.truth is not None
-        widths = (
-            torch.maximum(*(_ulps(bound, truth, lo.dtype, self.floor) for bound in (lo, hi)))
-            for lo, hi, truth in self._chunks(self.lo, self.hi, self.truth)
-        )
-        return sum(int((width >= LIKE * self.bound_ulp).sum()) for width in widths)
-
-    @property
     def exact(self) -> bool:
         """Whether each element has just one acceptable value."""
         return bool((self.lo == self.hi).all())

@@ -1,5 +1,7 @@
 """Along which dim an operator treats every slice by itself."""
 
+import math
+
 import pytest
 import torch
 
@@ -49,10 +51,17 @@ OF_SLICES = {
         x.unflatten(0, (-1, 2)).sum(1, keepdim=True).expand(-1, 2, -1).flatten(0, 1)
     ),
     "rows by position": lambda x: x.where(torch.arange(x.shape[0])[:, None] < 70, 0),
+    "as many as there are": lambda x: (x / max(x.shape[0], 64)).softmax(-1),
+    "their logarithm": lambda x: (x * max(1.0, math.log(x.shape[0], 64))).softmax(-1),
+    "all within a norm": lambda x: x * torch.clamp(50 / (x.norm() + 1e-6), max=1.0),
+    "any too large": lambda x: torch.where((x.abs() > 4).any(), x * 0.5, x),
+    "how many are large": lambda x: x.softmax(1) / (x > 3).sum().clamp(min=1),
+    "their size": lambda x: x * min(1.0, 1000 / x.numel()),
     "a corner": lambda x: x.tril(5),
+    "no more than some": lambda x: x.softmax(1).cumsum(0) if len(x) > 50 else x.softmax(1),
 }
 BY_ROWS = list(OF_SLICES)[:6]
-BY_COLUMNS = list(OF_SLICES)[6:-1]
+NEITHER = list(OF_SLICES)[-8:]
 
 
 @pytest.mark.parametrize("name", OF_SLICES)
@@ -63,7 +72,7 @@ def test_a_fused_function_has_no_batch_dim_along_which_it_goes_by_places(name):
     w, _ = OPS["sliced"].workload_of(torch.zeros(80, 40))
     tensors = w.operator.examples(w, "random", 0, "cpu")
     expected = Batch(-2, 80) if name in BY_ROWS else Batch(-1, 40)
-    if name not in [*BY_ROWS, *BY_COLUMNS]:
+    if name in NEITHER:
         expected = Batch()
     assert find_batch(w, tensors) == expected
 
