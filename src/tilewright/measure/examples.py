@@ -5,10 +5,13 @@
   little: with few distinct values the rounding errors of a sum drift in one direction.
 - heavy: half of the elements have nearly the same magnitude, so that each is a sizeable term of
   any sum over them; the others are small, of many magnitudes, so that their results fall close to
-  every rounding boundary and show a change far below half an ulp.
+  every rounding boundary and show a change far below half an ulp. Those with which a row or a
+  column begins and ends are the greatest and the least of it.
 - light: heavy and small elements exchanged and the signs turned, for workloads of few slices,
   where one example cannot make every element heavy.
-- special: NaN and infinities in some rows.
+- uneven: slices of zeros, of whole numbers, of numbers below zero, far from zero and large, whose
+  exponentials and sums of squares overflow, and of a single large number at the end.
+- special: NaN and infinities in some slices.
 
 All but the first compare a sample of the slices along the operator's batch dim.
 """
@@ -36,6 +39,11 @@ PARAMETER_SCALE = 1 / 16
 """Of the heavy example's other tensors: added to the first, they leave its elements heavy."""
 
 
+SLACK = {"uneven": 8.0}
+"""By so much intervals are wider. Far from zero and among large numbers usual ways to find a
+variance or a softmax differ by more than the rules allow; what such rows show is off by far more."""
+
+
 @dataclass(frozen=True)
 class Example:
     """Tensor arguments, and the slices whose results are compared (None: all of them)."""
@@ -44,11 +52,17 @@ class Example:
     tensors: list[Tensor]
     slices: Tensor | None
 
+    @property
+    def slack(self) -> float:
+        return SLACK.get(self.kind, 1.0)
+
 
 def kinds(w: Workload, batch: Batch) -> Iterator[str]:
     yield "random"
     if w.operator.integer_exact:
         yield "integer"
+    elif w.operator.indexed is None:
+        yield "uneven"
     yield "heavy"
     if batch.size < FEW_SLICES:
         yield "light"
@@ -66,10 +80,12 @@ def make_example(
         return Example(kind, w.operator.examples(w, "integer", seed, device), slices)
     tensors = w.operator.examples(w, "random", seed + 1, device)
     generator = torch.Generator(device=device).manual_seed(seed + 2)
+    floating = [t for t in tensors if t.is_floating_point() and t.numel()]
     if kind == "special":
-        _add_special(tensors, batch, slices, generator)
+        _add_special(floating, batch, slices, generator)
+    elif kind == "uneven":
+        _make_uneven(floating, batch, slices)
     else:
-        floating = [t for t in tensors if t.is_floating_point() and t.numel()]
         for i, t in enumerate(floating):
             _make_heavy(t, generator, kind == "light", PARAMETER_SCALE if i else 1.0)
     return Example(kind, tensors, slices)
@@ -107,6 +123,60 @@ def _make_heavy(t: Tensor, generator: torch.Generator, complement: bool, scale: 
     small = torch.exp2(-2 - 16 * (position - 0.5))
     size = (scale * torch.where(position < 0.5, heavy, small)).to(flat.dtype)
     flat.copy_(torch.copysign(size, -flat if complement else flat))
+    _set_ends(_distinct(t), -END * scale if complement else END * scale)
+
+
+END = 0.75
+"""More than any other element of the heavy example."""
+
+LEAST_WITH_ENDS = 16
+"""Elements along a dim: of fewer its ends would be a sizeable part."""
+
+
+def _set_ends(t: Tensor, number: float) -> None:
+    """The first and the last elements along each dim are this number and its opposite, in turn."""
+    for dim, n in enumerate(t.shape):
+        if n < LEAST_WITH_ENDS:
+            continue
+        for place, end in ((-1, number), (0, -number)):
+            face = t.select(dim, place)
+            turns = torch.arange(face.numel(), device=t.device).remainder_(2).mul_(-2).add_(1)
+            face.copy_(turns.mul(end).view(face.shape))
+
+
+def _large(t: Tensor) -> None:
+    t.mul_(64)
+
+
+def _far(t: Tensor) -> None:
+    t.add_(1000 if t.dtype in (torch.float32, torch.float64) else 30)
+
+
+def _below_zero(t: Tensor) -> None:
+    t.abs_().neg_().sub_(1)
+
+
+def _with_peak(t: Tensor) -> None:
+    _below_zero(t)
+    t[(-1,) * t.dim()] = 2048.0  # more than what is far from zero
+
+
+UNEVEN = (_large, _far, torch.Tensor.zero_, _below_zero, torch.Tensor.round_, _with_peak)
+"""What is done to a slice each, the last of them to the last slice."""
+
+
+def _make_uneven(tensors: Sequence[Tensor], batch: Batch, slices: Tensor | None) -> None:
+    """In another order for each tensor. Without a batch dim slices are along the first dim."""
+    for i, t in enumerate(tensors):
+        dim, n = (batch.dim, batch.size) if batch.dim else (0, t.shape[0] if t.dim() else 0)
+        if (batch.dim and not batch.carried_by(t.shape)) or not n or not t.stride(dim):
+            continue
+        chosen = range(n) if slices is None else slices.tolist()
+        count = min(len(UNEVEN), len(chosen))
+        for k in range(count):
+            place = chosen[(len(chosen) - 1) * k // max(count - 1, 1)]
+            change = UNEVEN[(k - count - 2 * i) % len(UNEVEN)]
+            change(_distinct(t.select(dim, place)))
 
 
 _SPECIAL = (
@@ -122,24 +192,25 @@ _SPECIAL = (
 def _add_special(
     tensors: Sequence[Tensor], batch: Batch, slices: Tensor | None, generator: torch.Generator
 ) -> None:
-    """NaN and infinities in some slices of the first tensor; one slice is -inf throughout."""
-    floating = [t for t in tensors if t.is_floating_point() and t.numel()]
-    if not floating:
-        return
-    sliced = [t for t in floating if batch.carried_by(t.shape) and t.stride(batch.dim)]
+    """NaN and infinities in some slices of the first tensor, of which one is -inf throughout, and
+    in other slices of others."""
+    sliced = [t for t in tensors if batch.carried_by(t.shape) and t.stride(batch.dim)]
     if not sliced:
-        _put(floating[0], _SPECIAL[0], generator)
+        for t in tensors[:1]:
+            _put(t, _SPECIAL[0], generator)
         return
     chosen = range(batch.size) if slices is None else slices.tolist()
     step = max(len(chosen) // (len(_SPECIAL) + 1), 1)
-    for values, index in itertools.zip_longest(_SPECIAL, chosen[::step]):
-        if index is None:
-            return
-        part = sliced[0].select(batch.dim, index)
-        if values is None:
-            _distinct(part).fill_(-math.inf)
-            return
-        _put(part, values, generator)
+    for i, t in enumerate(sliced[:step]):
+        for values, index in itertools.zip_longest(_SPECIAL, chosen[i::step]):
+            if index is None:
+                break
+            part = t.select(batch.dim, index)
+            if values is None:
+                if i == 0:
+                    _distinct(part).fill_(-math.inf)
+                break
+            _put(part, values, generator)
 
 
 def _put(t: Tensor, values: Sequence[float], generator: torch.Generator) -> None:

@@ -378,8 +378,8 @@ def test_a_large_workload_compares_the_first_the_last_and_slices_between():
 
 def test_few_rows_get_the_complement_of_the_heavy_example():
     few, many = (Workload.parse(f"rms_norm(x=f32[{n},64])") for n in (2, 64))
-    assert list(kinds(few, Batch(-2, 2))) == ["random", "heavy", "light", "special"]
-    assert list(kinds(many, Batch(-2, 64))) == ["random", "heavy", "special"]
+    assert list(kinds(few, Batch(-2, 2))) == ["random", "uneven", "heavy", "light", "special"]
+    assert list(kinds(many, Batch(-2, 64))) == ["random", "uneven", "heavy", "special"]
 
 
 def test_each_element_is_heavy_in_the_heavy_example_or_in_its_complement():
@@ -561,6 +561,55 @@ def test_an_input_whose_elements_changed_places_was_modified():
         return out
 
     assert "modified its input x" in Verifier(w, CPU).check(turned).message
+
+
+# --- faults that few inputs show --------------------------------------------------------------
+
+
+FAULTS = {
+    "the greatest without the last column": (
+        lambda x: x.amax(-1), lambda x: x[:, :-1].amax(-1)),
+    "the greatest without the first column": (
+        lambda x: x.amax(-1), lambda x: x[:, 1:].amax(-1)),
+    "the greatest without the last row": (lambda x: x.amax(0), lambda x: x[:-1].amax(0)),
+    "the least of all without the first row": (lambda x: x.amin(), lambda x: x[1:].amin()),
+    "the greatest of all without the last row": (lambda x: x.amax(), lambda x: x[:-1].amax()),
+    "the greatest begun at zero": (lambda x: x.amax(-1), lambda x: x.amax(-1).clamp(min=0)),
+    "the last place for the first": (
+        lambda x: x.argmax(-1), lambda x: x.shape[1] - 1 - x.flip(1).argmax(1)),
+    "none for any": (lambda x: (x > 30).any(-1), lambda x: (x != x).any(-1)),
+    "overflow of a logarithm of sums": (
+        lambda x: x.logsumexp(-1), lambda x: x.exp().sum(-1).log()),
+    "overflow of softplus": (
+        lambda x: torch.nn.functional.softplus(x), lambda x: x.exp().log1p()),
+    "a sign of zero": (
+        lambda x: x.sign(), lambda x: torch.where(x >= 0, 1.0, -1.0).where(~x.isnan(), x.sign())),
+    "zero is greater than zero": (lambda x: x > 0, lambda x: x >= 0),
+    "a row of zeros by its norm": (
+        lambda x: torch.nn.functional.normalize(x, dim=-1),
+        lambda x: x / x.norm(dim=-1, keepdim=True)),
+    "a variance in one pass": (
+        lambda x: x.var(-1),
+        lambda x: (x.square().mean(-1) - x.mean(-1).square()) * (x.shape[1] / (x.shape[1] - 1))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_uneven_rows_show_what_random_ones_hide(name, forgets_functions):
+    right, wrong = FAULTS[name]
+    tw.fuse(right, name="planted")
+    w, _ = OPS["planted"].workload_of(torch.zeros(64, 100))
+    verifier = Verifier(w, CPU)
+    assert verifier.check(right).message == ""
+    assert verifier.check(wrong).message != ""
+
+
+def test_nan_is_put_into_every_tensor_that_has_slices(forgets_functions):
+    tw.fuse(lambda x, y: torch.maximum(x, y), name="larger")
+    w, _ = OPS["larger"].workload_of(torch.zeros(64, 100), torch.zeros(64, 100))
+    verifier = Verifier(w, CPU)
+    for wrong in (lambda x, y: torch.where(y > x, y, x), lambda x, y: torch.where(x > y, x, y)):
+        assert "(on special inputs)" in verifier.check(wrong).message
 
 
 # --- references -------------------------------------------------------------------------------
