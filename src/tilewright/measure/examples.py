@@ -41,7 +41,7 @@ PARAMETER_SCALE = 1 / 16
 
 SLACK = {"uneven": 8.0}
 """By so much intervals are wider. Far from zero and among large numbers usual ways to find a
-variance or a softmax differ by more than the rules allow; what such rows show is off by far more."""
+variance or a softmax differ by more than rules allow; what such rows show is off by far more."""
 
 
 @dataclass(frozen=True)

@@ -168,3 +168,36 @@ def test_whole_numbers_of_fp64_keep_their_digits(workloads):
     workloads(function, TensorSpec("f32", (33,)))
     x = torch.rand(33) * 1000
     assert torch.equal(fuse(function, name="doubles")(x), (x.double() * 1e6).trunc())
+
+
+BESIDE_FP64_ALONE = {
+    "out of range": lambda x, i: (x * 0 + 1e30).float().square().double() * 1e-30,
+    "infinite": lambda x, i: ((x * 0 + 1e30).float() * 1e30).double() * x.sign(),
+    "digits lost": lambda x, i: ((x.ceil() + 16777217.0).float() + 1) - 16777216.0 + x,
+    "of whole numbers": lambda x, i: ((i + 16777217).float() + 1).sub(16777216.0) + x,
+    "thirds": lambda x, i: x + i / 3,
+    "positions": lambda x, i: x + 0.1 * torch.arange(33),
+    "a ramp": lambda x, i: x * torch.linspace(0, 1, 33),
+    "two results": lambda x, i: (x * 3, (i + 2**24).float() * 0.1),
+    "numbers are of fp64": lambda x, i: torch.where(x > 0, x, 0.1).clamp(0.3, 0.7) - 0.1,
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_FP64_ALONE)
+def test_steps_in_fp32_beside_tensors_of_fp64_alone_are_pytorchs(case, workloads):
+    function = BESIDE_FP64_ALONE[case]
+    x, i = torch.randn(7, 33, dtype=torch.float64), torch.arange(33)
+    own, right = (f(x, i) for f in (fuse(function, name="doubles"), function))
+    w, _ = OPS["doubles"].workload_of(x, i)
+    torch.testing.assert_close(own, right, rtol=1e-15, atol=1e-15, check_stride=False)
+    assert_verified(w)
+    graph = graph_of(w)
+    config = target.heuristic(graph, H200)
+    assert Verifier(w, CPU).check(Emulated(graph, config, H200, w)).ok
+
+
+def test_gradients_by_fp32_beside_tensors_of_fp64_alone_are_verified(workloads):
+    for w in workloads(
+        BESIDE_FP64_ALONE["a ramp"], TensorSpec("f64", (7, 33)), TensorSpec("i64", (33,))
+    ):
+        assert_verified(w)

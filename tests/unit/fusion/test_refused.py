@@ -337,3 +337,46 @@ def test_it_is_said_what_kernels_have_not(function, told):
     places = torch.arange(4) if "index" in told else torch.ones(4, 1)
     with pytest.raises(NoImplementation, match=told):
         tw.fuse(function, name="has_not")(X, places)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.gelu(x),
+        lambda x: F.silu(x),
+        lambda x: F.mish(x),
+        lambda x: F.hardswish(x),
+        lambda x: F.hardsigmoid(x),
+        lambda x: F.softplus(x),
+        lambda x: F.logsigmoid(x),
+        lambda x: F.celu(x),
+        lambda x: F.hardshrink(x),
+        lambda x: F.glu(x),
+        lambda x: torch.lerp(x, x + 1, 0.5),
+        lambda x: F.huber_loss(x, x + 1),
+        lambda x: torch.logaddexp(x, x),
+    ],
+)
+def test_steps_that_pytorch_has_not_for_whole_numbers_are_refused(function):
+    whole = torch.arange(6)
+    with pytest.raises(NotImplementedError):
+        function(whole)
+    refused(function, whole, match=r"PyTorch has no .* of torch.int64; cast it first: \.float\(\)")
+
+
+def test_extremes_of_no_elements_are_refused_in_words():
+    with pytest.raises(RuntimeError, match=r"Expected reduction dim"):
+        X[:0].max()
+    with pytest.raises(NoImplementation, match=r"aten\.max\.default of no elements"):
+        tw.fuse(lambda x: x[:0].max(), name="of_none")(X)
+
+
+@runs
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_over_no_elements_has_gradients_of_the_rest(reduction):
+    def smooth(x):
+        return F.mse_loss(x[1:], x[:-1], reduction=reduction) + x.sum()
+
+    x = torch.randn(1, 4, requires_grad=True)
+    tw.fuse(smooth, name=f"smooth_{reduction}")(x).backward()
+    assert torch.equal(x.grad, torch.ones(1, 4))

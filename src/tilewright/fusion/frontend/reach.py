@@ -82,13 +82,31 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
             variables = [s.variable for s in steps if hasattr(s, "variable")]
             return frozenset(n for n, leaf in leaves.items() if any(leaf is v for v in variables))
 
+        def flows(out: torch.Tensor) -> frozenset[str]:
+            steps = _steps_behind(out, _passes_nothing)
+            structural = among(steps)
+            if not any(isinstance(s, torch.autograd.function.BackwardCFunction) for s in steps):
+                return structural
+            return _found(out, {n: leaves[n] for n in structural})
+
         behind = set[Any]().union(*(_steps_behind(o) for o in outs))
         return Reach(
             outputs=tuple(o.requires_grad for o in outs),
-            flows=tuple(among(_steps_behind(o, _passes_nothing)) for o in outs),
+            flows=tuple(map(flows, outs)),
             behind=among(behind),
             derived=not any(step.name().endswith("::NotImplemented") for step in behind),
         )
+
+
+def _found(out: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Those that a backward which a person wrote passes something on to: it may return None."""
+    try:
+        gradients = torch.autograd.grad(
+            out, [*leaves.values()], torch.empty_like(out), retain_graph=True, allow_unused=True
+        )
+    except Exception:  # of whatever a person wrote; the backward itself raises it
+        return frozenset(leaves)
+    return frozenset(n for n, g in zip(leaves, gradients, strict=True) if g is not None)
 
 
 def _dtypes_of_autograd(w: Workload) -> list[torch.dtype]:

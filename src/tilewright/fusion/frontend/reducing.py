@@ -45,6 +45,8 @@ class ReducingBuilder(ValueBuilder):
 
     def reduction(self, node: Any, name: str) -> Value | Pieces:
         if not node.args[0].meta["val"].numel():
+            if name not in _OF_NOTHING:
+                raise Unsupported(f"{node.target} of no elements, which PyTorch refuses")
             return self.holding(_OF_NOTHING[name], node)
         whole = self.whole(node.args[0])
         if isinstance(whole, Value):

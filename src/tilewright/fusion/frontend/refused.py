@@ -25,6 +25,11 @@ _MAKES_NO_BOOLEANS = {
     *("clamp", "lerp", "hypot", "fmod", "remainder", "div", "addcmul", "addcdiv"),
 }
 """Of booleans, that is: beside numbers PyTorch takes these."""
+_OF_FLOATS = {
+    *("gelu", "silu", "mish", "glu", "elu", "celu", "softplus", "log_sigmoid_forward", "hardswish"),
+    *("hardsigmoid", "hardshrink", "lerp", "huber_loss", "logaddexp", "logaddexp2"),
+}
+"""Fake tensors take whole numbers, too."""
 _SOFTMAXES = {"_softmax", "_log_softmax"}
 """Of a dim out of range fake tensors take them."""
 _DIFFERENCES = {"sub", "rsub"}
@@ -48,10 +53,16 @@ class Refusing(TorchDispatchMode):
         if isinstance(function, OpOverload) and function.namespace == "aten":
             name = function._schema.name.removeprefix("aten::")
             _check_booleans(name, args, kwargs or {})
+            if name.removesuffix("_") in _OF_FLOATS and _is_whole(args[0]):
+                raise RuntimeError(
+                    f"PyTorch has no {name} of {args[0].dtype}; cast it first: .float()"
+                )
             if name in _SOFTMAXES:
                 canonicalize_dim(args[0].dim(), args[1])
             if name == "logsumexp":
                 _check_logsumexp(*args)
+            if name == "mse_loss_backward" and not args[1].numel():
+                return torch.zeros_like(args[1])  # fake tensors divide by how many there are
             if name == "nansum":
                 _check_nansum(*args)
             if function._schema.is_mutable:
@@ -105,6 +116,10 @@ def _check_nansum(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = 
             "nansum and nanmean over no dims, dim=(), are those over all, of which PyTorch's own "
             "meta kernel drops none; leave dim out"
         )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
 def _is_boolean(value: Any) -> bool:

@@ -177,15 +177,18 @@ def trace_truth(w: Workload) -> fx.GraphModule:
 
 
 def arithmetics(w: Workload, trace: fx.GraphModule) -> dict[fx.Node, str]:
-    """What each step of a trace is computed in: fp64 where the program asks for it, else what the
-    workload is. Whole numbers and booleans are found in what they are made of."""
+    """What each step of a trace is computed in: fp64 where the program asks for it, fp32 where it
+    asks for less, else what the workload is. Whole numbers and booleans are found in what they are
+    made of."""
     found: dict[fx.Node, str] = {}
     for node in trace.graph.nodes:
         dtype = _promoted([node]) or _promoted(node.all_input_nodes)
         wide = dtype == torch.float64
         if dtype is None:
             wide = "f64" in {found[n] for n in node.all_input_nodes}
-        found[node] = "f64" if wide and w.operator.fused else w.arithmetic
+        found[node] = w.arithmetic
+        if w.operator.fused and (wide or dtype is not None):
+            found[node] = "f64" if wide else "f32"
     return found
 
 
