@@ -16,17 +16,17 @@ def random_tensors(
     kind: str = "random",
     seed: int = 0,
     device: torch.device | str = "cpu",
-    whole: range = SMALL,
+    whole: Mapping[str, range] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Standard normal tensors, or small integers (kind="integer"); never zeros throughout. Tensors
-    of whole numbers hold some of `whole`."""
+    of whole numbers hold some of `whole`, by name."""
     generator = torch.Generator(device=device).manual_seed(seed)
     tensors = {}
     for name, spec in specs.items():
         t = spec.empty(device)
         base = _distinct(t)
         if kind == "integer" or not spec.torch_dtype.is_floating_point:
-            among = whole if spec.dtype in WHOLE else SMALL
+            among = (whole or {}).get(name, SMALL) if spec.dtype in WHOLE else SMALL
             values = torch.randint(
                 among.start, among.stop, base.shape, generator=generator, device=device
             )

@@ -72,7 +72,7 @@ def find_batch(w: Workload, tensors: Sequence[Tensor]) -> Batch:
     shape = w.outputs[0].shape
     if w.seed is not None:
         return Batch()  # what an element draws depends on its place among all
-    if w.operator.fused and named(w).picked is not None:
+    if w.operator.fused and named(w).picked:
         return Batch()  # an index may be beyond a part of a row, which ends a GPU's context
     if w.operator.indexed is not None:
         declared = w.operator.indexed.batch_dim(w)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tilewright.fusion.frontend.picks import named
 from tilewright.measure.batch import FEW_SLICES, Batch
 from tilewright.op import Workload
 
@@ -58,15 +59,19 @@ class Example:
 
 
 def kinds(w: Workload, batch: Batch) -> Iterator[str]:
+    """Those of a workload. An index that is computed from NaN or from large numbers may name no
+    element, which ends a GPU's context."""
+    computed = w.operator.fused and named(w).computed
     yield "random"
     if w.operator.integer_exact:
         yield "integer"
-    elif w.operator.indexed is None:
+    elif w.operator.indexed is None and not computed:
         yield "uneven"
     yield "heavy"
     if batch.size < FEW_SLICES:
         yield "light"
-    yield "special"
+    if not computed:
+        yield "special"
 
 
 def make_example(

@@ -604,6 +604,48 @@ def test_uneven_rows_show_what_random_ones_hide(name, forgets_functions):
     assert verifier.check(wrong).message != ""
 
 
+def test_each_index_names_any_element_of_its_own_tensor(forgets_functions):
+    def summed(t, u, i, j):
+        return t[i] + u[j]
+
+    tw.fuse(summed, name="summed")
+    i = torch.zeros(500, dtype=torch.int64)
+    w, _ = OPS["summed"].workload_of(torch.zeros(10), torch.zeros(1000), i, i)
+    verifier = Verifier(w, CPU)
+    assert verifier.check(summed).message == ""
+    assert verifier.check(lambda t, u, i, j: summed(t, u, i, j.clamp(max=900))).message != ""
+
+
+def test_labels_are_of_all_classes_beside_a_shorter_row_of_positions(forgets_functions):
+    def loss(x, labels):
+        first = (x[:, :8] * torch.arange(8)).mean()
+        return torch.nn.functional.cross_entropy(x, labels) + first
+
+    tw.fuse(loss, name="loss")
+    w, _ = OPS["loss"].workload_of(torch.zeros(64, 100), torch.zeros(64, dtype=torch.int64))
+    labels = w.operator.examples(w, "random", 0, CPU)[1]
+    assert labels.max() > 90
+    assert labels.min() < 10
+
+
+def test_seeds_have_all_their_bits(forgets_functions):
+    tw.fuse(lambda x: torch.nn.functional.dropout(x, 0.5), name="seeded_by_all_bits")
+    w = OPS["seeded_by_all_bits"].workload_of(torch.zeros(64, 100))[0].with_seed()
+    seeds = [int(w.operator.examples(w, "random", n, CPU)[1]) for n in range(4)]
+    assert any(s > 2**40 for s in seeds)
+    assert any(s < -(2**40) for s in seeds)
+
+
+def test_of_an_index_that_floats_decide_none_is_nan(forgets_functions):
+    def bucketed(x, table):
+        return table[(x.sigmoid() * 64).long().clamp(0, 63)]
+
+    tw.fuse(bucketed, name="bucketed")
+    w, _ = OPS["bucketed"].workload_of(torch.zeros(2000), torch.zeros(64))
+    assert list(kinds(w, Batch())) == ["random", "heavy", "light"]
+    assert Verifier(w, CPU).check(bucketed).message == ""
+
+
 def test_nan_is_put_into_every_tensor_that_has_slices(forgets_functions):
     tw.fuse(lambda x, y: torch.maximum(x, y), name="larger")
     w, _ = OPS["larger"].workload_of(torch.zeros(64, 100), torch.zeros(64, 100))

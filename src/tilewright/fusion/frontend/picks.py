@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+from torch import fx
+from torch._ops import OpOverload
 
 from tilewright.errors import InvalidArgument, NoImplementation
-from tilewright.examples import SMALL, random_tensors
+from tilewright.examples import random_tensors
 from tilewright.fusion.frontend.trace import arguments_of, trace_reference
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Workload
@@ -16,18 +19,23 @@ from tilewright.tensor_spec import WHOLE
 _ALONG = ("gather", "scatter", "scatter_add", "index_select")
 _ANYWHERE = {"index": "self", "index_put": "self", "embedding": "weight"}
 """Steps that name elements along their `dim`, or along any dim, and of which argument."""
+_COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
+_ANY_SEED = range(-(2**62), 2**62)
 
 
 class Named(NamedTuple):
-    """Sizes of what whole numbers of a function's tensors may name; None where nothing is.
+    """What whole numbers of a function's tensors name.
 
     Attributes:
-        picked: of the shortest dim along which it takes an element by an index.
-        counted: of the shortest `arange`; one_hot compares an index with it.
+        picked: whether an element is taken by an index.
+        computed: whether such an index follows from floats; none may be where these are NaN.
+        places: by tensor of whole numbers, how many elements it may name, or is compared with the
+            positions of; where that is not known, the least of all such numbers.
     """
 
-    picked: int | None
-    counted: int | None
+    picked: bool
+    computed: bool
+    places: dict[str, int]
 
 
 @ByOperator
@@ -36,19 +44,53 @@ def named(w: Workload) -> Named:
     try:
         steps = trace_reference(w).graph.nodes
     except (InvalidArgument, NoImplementation):
-        return Named(None, None)
-    picked, counted = list[int](), list[int]()
+        return Named(False, False, {})
+    given = dict(zip((s for s in steps if s.op == "placeholder"), w.tensors, strict=True))
+    behind: dict[fx.Node, set[fx.Node]] = {}
+    picked, computed = False, False
+    places: dict[str, int] = {}
+    sizes = list[int]()
     for step in steps:
-        if not isinstance(step.target, torch._ops.OpOverload):
-            continue
-        name, given = step.target._schema.name.split("::")[1], arguments_of(step)
-        if name in _ALONG:
-            picked.append(given["self"].meta["val"].shape[given["dim"]])
-        elif name in _ANYWHERE:
-            picked += given[_ANYWHERE[name]].meta["val"].shape
-        elif name == "arange":
-            counted.append(len(step.meta["val"]))
-    return Named(min(picked, default=None), min(counted, default=None))
+        behind[step] = {step}.union(*(behind[n] for n in step.all_input_nodes))
+        if _kind(step) == "arange":
+            sizes.append(len(step.meta["val"]))
+        for index, size, picks in _namings(step, behind):
+            sizes.append(size)
+            sources = [given[n] for n in behind[index] if n in given]
+            dtypes = [w.tensors[name].torch_dtype for name in sources]
+            picked |= picks
+            computed |= picks and any(d.is_floating_point for d in dtypes)
+            places.update((name, min(size, places.get(name, size))) for name in sources)
+    whole = [n for n, spec in w.tensors.items() if spec.dtype in WHOLE]
+    least = min(sizes, default=None)
+    found = {n: places.get(n, least) for n in whole}
+    return Named(picked, computed, {n: size for n, size in found.items() if size is not None})
+
+
+def _kind(step: fx.Node) -> str:
+    step_of = step.target
+    return step_of._schema.name.split("::")[1] if isinstance(step_of, OpOverload) else ""
+
+
+def _namings(
+    step: fx.Node, behind: Mapping[fx.Node, set[fx.Node]]
+) -> Iterator[tuple[fx.Node, int, bool]]:
+    """What names how many elements, and whether it picks them."""
+    kind, given = _kind(step), arguments_of(step) if _kind(step) else {}
+    if kind in _ALONG:
+        yield given["index"], given["self"].meta["val"].shape[given["dim"]], True
+    elif kind in _ANYWHERE:
+        shape = given[_ANYWHERE[kind]].meta["val"].shape
+        indices = given["indices"] if kind != "embedding" else [given["indices"]]
+        for index, size in zip(indices, shape, strict=False):
+            if index is not None and index.meta["val"].dtype != torch.bool:
+                yield index, size, True
+    elif kind in _COMPARES:
+        pair = [n for n in step.args if isinstance(n, fx.Node)]
+        for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
+            counts = [len(n.meta["val"]) for n in behind[other] if _kind(n) == "arange"]
+            if counts and not any(n.op == "placeholder" for n in behind[other]):
+                yield one, min(counts), False
 
 
 def examples(
@@ -56,8 +98,9 @@ def examples(
 ) -> list[torch.Tensor]:
     """Random tensors, of which those of whole numbers name any element along such a dim: on a GPU
     PyTorch's kernels end the process's context where one names none."""
-    sizes: list[int] = []
+    whole: dict[str, range] = {}
     if any(spec.dtype in WHOLE for spec in w.tensors.values()):
-        sizes = [n for n in named(w) if n is not None]
-    whole = range(max(min(sizes), 1)) if sizes else SMALL
+        whole = {name: range(max(size, 1)) for name, size in named(w).places.items()}
+    if w.seed is not None:
+        whole[str(w.operator.seed)] = _ANY_SEED
     return list(random_tensors(w.tensors, kind, seed, device, whole).values())
