@@ -24,12 +24,7 @@ from tilewright.impl import Executable, allocate
 from tilewright.impls._vendor import vendor as vendor_of
 from tilewright.measure.batch import Batch, find_batch
 from tilewright.measure.error_rules_convolution import rounded_to_tf32
-from tilewright.measure.examples import (
-    Example,
-    kinds,
-    make_example,
-    memory_span,
-)
+from tilewright.measure.examples import Example, kinds, make_example, memory_span
 from tilewright.measure.expected import LIKE, Expected, Mismatch, bits, expect, first_true
 from tilewright.measure.guard import POISONS, guarded
 from tilewright.op import Workload
@@ -338,7 +333,7 @@ class Verifier:
         if case.drawn_again:
             return
         case.drawn_again = True
-        elements = max(t.numel() for t in case.example.tensors)
+        elements = max(1, *(t.numel() for t in case.example.tensors))
         draws = max(min(DRAWS, DRAWN_ELEMENTS // elements), FEWEST_DRAWS)
         for seed in range(self._seed + 1, self._seed + draws):
             example = make_example(self._w, "random", None, seed, self._device)

@@ -380,6 +380,8 @@ def test_few_rows_get_the_complement_of_the_heavy_example():
     few, many = (Workload.parse(f"rms_norm(x=f32[{n},64])") for n in (2, 64))
     assert list(kinds(few, Batch(-2, 2))) == ["random", "uneven", "heavy", "light", "special"]
     assert list(kinds(many, Batch(-2, 64))) == ["random", "uneven", "heavy", "special"]
+    backward = Workload.parse("softmax_backward(grad_output=f32[64,64], output=f32[64,64])")
+    assert list(kinds(backward, Batch(-2, 64))) == ["random", "heavy", "special"]
 
 
 def test_each_element_is_heavy_in_the_heavy_example_or_in_its_complement():
