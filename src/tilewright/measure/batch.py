@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.picks import named
-from tilewright.fusion.frontend.trace import arguments_of, trace_reference
+from tilewright.fusion.frontend.trace import arguments_of, name_of, trace_reference
 from tilewright.op import Workload
 
 FEW_SLICES = 16
@@ -172,7 +172,7 @@ def _moves(step: fx.Node, resized: dict[fx.Node, list[bool]]) -> bool:
     """Whether it takes or leaves elements by their places along a dim whose size has changed."""
     if not isinstance(step.target, torch._ops.OpOverload):
         return False
-    name, given = step.target._schema.name.split("::")[1], arguments_of(step)
+    name, given = name_of(step), arguments_of(step)
     if name in _BY_PLACE:
         return any(resized[step])
     if name not in _ALONG:

@@ -227,7 +227,8 @@ class Verifier:
         return outputs
 
     def _shared(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> Iterator[str]:
-        """Outputs that are no memory of their own, where PyTorch's are or nothing is donated."""
+        """Outputs in the memory of an argument that is not donated, or of another output; where
+        PyTorch's are, too, they may be."""
         for i, other in _aliases(given, outputs):
             if i < len(self._destinations) or (i, other) in self._aliases:
                 continue
@@ -451,7 +452,7 @@ def _checksum(t: Tensor) -> int:
     rows = len(whole) // _COLUMNS
     table, rest = whole[: rows * _COLUMNS].view(rows, _COLUMNS), whole[rows * _COLUMNS :]
     sums = table.sum(0), table.sum(1), rest, raw[words:].long()
-    return hash(tuple(int((_odd(t) * t).sum()) for t in sums))
+    return hash(tuple(torch.stack([(_odd(t) * t).sum() for t in sums]).tolist()))
 
 
 _COLUMNS = 4093

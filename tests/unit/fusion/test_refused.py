@@ -364,6 +364,15 @@ def test_steps_that_pytorch_has_not_for_whole_numbers_are_refused(function):
     refused(function, whole, match=r"PyTorch has no .* of torch.int64; cast it first: \.float\(\)")
 
 
+@runs
+@pytest.mark.parametrize("function", [torch.logaddexp, torch.logaddexp2])
+def test_whole_numbers_beside_floats_are_promoted(function):
+    whole, x = torch.arange(6), torch.randn(6)
+    for a, b in ((whole, x), (x, whole)):
+        found = tw.fuse(lambda a, b: function(a, b), name=f"{function.__name__}_of_both")(a, b)
+        torch.testing.assert_close(found, function(a, b))
+
+
 def test_extremes_of_no_elements_are_refused_in_words():
     with pytest.raises(RuntimeError, match=r"Expected reduction dim"):
         X[:0].max()

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.examples import random_tensors
-from tilewright.fusion.frontend.trace import arguments_of, trace_reference
+from tilewright.fusion.frontend.trace import arguments_of, name_of, trace_reference
 from tilewright.fusion.remembered import ByOperator
 from tilewright.op import Workload
 from tilewright.tensor_spec import WHOLE
@@ -51,8 +51,10 @@ def named(w: Workload) -> Named:
     places: dict[str, int] = {}
     sizes = list[int]()
     for step in steps:
-        behind[step] = {step}.union(*(behind[n] for n in step.all_input_nodes))
-        if _kind(step) == "arange":
+        behind[step] = set[fx.Node]().union(*(behind[n] for n in step.all_input_nodes))
+        if step in given or _counts(step):
+            behind[step] = {step}
+        if _counts(step):
             sizes.append(len(step.meta["val"]))
         for index, size, picks in _namings(step, behind):
             sizes.append(size)
@@ -67,16 +69,21 @@ def named(w: Workload) -> Named:
     return Named(picked, computed, {n: size for n, size in found.items() if size is not None})
 
 
-def _kind(step: fx.Node) -> str:
-    step_of = step.target
-    return step_of._schema.name.split("::")[1] if isinstance(step_of, OpOverload) else ""
+def _counts(step: fx.Node) -> bool:
+    return isinstance(step.target, OpOverload) and name_of(step) == "arange"
 
 
 def _namings(
     step: fx.Node, behind: Mapping[fx.Node, set[fx.Node]]
 ) -> Iterator[tuple[fx.Node, int, bool]]:
-    """What names how many elements, and whether it picks them."""
-    kind, given = _kind(step), arguments_of(step) if _kind(step) else {}
+    """What names how many elements, and whether it picks them.
+
+    Args:
+        behind: the arguments and positions that each step follows from.
+    """
+    if not isinstance(step.target, OpOverload):
+        return
+    kind, given = name_of(step), arguments_of(step)
     if kind in _ALONG:
         yield given["index"], given["self"].meta["val"].shape[given["dim"]], True
     elif kind in _ANYWHERE:
@@ -88,9 +95,8 @@ def _namings(
     elif kind in _COMPARES:
         pair = [n for n in step.args if isinstance(n, fx.Node)]
         for one, other in (pair, pair[::-1]) if len(pair) == 2 else ():
-            counts = [len(n.meta["val"]) for n in behind[other] if _kind(n) == "arange"]
-            if counts and not any(n.op == "placeholder" for n in behind[other]):
-                yield one, min(counts), False
+            if behind[other] and all(map(_counts, behind[other])):
+                yield one, min(len(n.meta["val"]) for n in behind[other]), False
 
 
 def examples(

@@ -29,7 +29,7 @@ _OF_FLOATS = {
     *("gelu", "silu", "mish", "glu", "elu", "celu", "softplus", "log_sigmoid_forward", "hardswish"),
     *("hardsigmoid", "hardshrink", "lerp", "huber_loss", "logaddexp", "logaddexp2"),
 }
-"""Fake tensors take whole numbers, too."""
+"""Fake tensors take these of whole numbers alone, too."""
 _SOFTMAXES = {"_softmax", "_log_softmax"}
 """Of a dim out of range fake tensors take them."""
 _DIFFERENCES = {"sub", "rsub"}
@@ -41,7 +41,8 @@ _ASKED_OF_AUTOGRAD = {
 
 
 class Refusing(TorchDispatchMode):
-    """Inside, such a step raises, in words that tell the remedy."""
+    """Inside, such a step raises, in words that tell the remedy; one of no elements whose
+    decomposition divides by how many there are has its result."""
 
     def __torch_dispatch__(
         self,
@@ -53,7 +54,8 @@ class Refusing(TorchDispatchMode):
         if isinstance(function, OpOverload) and function.namespace == "aten":
             name = function._schema.name.removeprefix("aten::")
             _check_booleans(name, args, kwargs or {})
-            if name.removesuffix("_") in _OF_FLOATS and _is_whole(args[0]):
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            if name.removesuffix("_") in _OF_FLOATS and all(map(_is_whole, tensors)):
                 raise RuntimeError(
                     f"PyTorch has no {name} of {args[0].dtype}; cast it first: .float()"
                 )
@@ -62,7 +64,7 @@ class Refusing(TorchDispatchMode):
             if name == "logsumexp":
                 _check_logsumexp(*args)
             if name == "mse_loss_backward" and not args[1].numel():
-                return torch.zeros_like(args[1])  # fake tensors divide by how many there are
+                return torch.zeros_like(args[1])
             if name == "nansum":
                 _check_nansum(*args)
             if function._schema.is_mutable:
@@ -118,8 +120,8 @@ def _check_nansum(x: Tensor, dims: Sequence[int] | None = None, keepdim: bool = 
         )
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+def _is_whole(t: Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex())
 
 
 def _is_boolean(value: Any) -> bool:
