@@ -42,6 +42,14 @@ def test_each_element_is_heavy_in_the_heavy_example_or_in_its_complement():
     assert torch.equal(heavy.sign(), -light.sign())
 
 
+@pytest.mark.parametrize("kind", ["heavy", "light"])
+def test_the_greatest_and_the_least_of_rows_and_columns_stand_at_their_ends(kind):
+    x = examples_of("softmax(x=f32[8,64])", kind).tensors[0]
+    for reduced in (x.amax(1), x.amin(1)):
+        assert ((reduced == x[:, 0]) | (reduced == x[:, -1])).all()
+    assert (x[:, 1:-1].abs() < 0.75).all()
+
+
 def test_special_values_stay_in_their_rows():
     x = examples_of("softmax(x=f32[64,32])", "special").tensors[0]
     assert 4 <= (~x.isfinite()).any(1).sum() <= 8
