@@ -514,13 +514,13 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
 
 
 def told_apart(value: Value) -> Any:
-    """As text, where values are equal to others: 0.0 equals -0.0 and 1 True, and NaN not even
-    itself."""
+    """With type and text, where values are equal to others: 0.0 equals -0.0 and 1 True, and NaN not
+    even itself."""
     if isinstance(value, float):
-        return float.__repr__(value)
+        return float, float.__repr__(value)
     if isinstance(value, tuple):
         return tuple([told_apart(v) for v in value])
-    return str(value) if isinstance(value, bool) else value
+    return (bool, str(value)) if isinstance(value, bool) else value
 
 
 def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:

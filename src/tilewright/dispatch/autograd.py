@@ -85,7 +85,7 @@ class Generated(torch.autograd.Function):
             args[i] = t
         for i, layout in zip(way.unread, ctx.unread, strict=True):
             if by_reference or way.names[i] in backward.parameters:
-                args[i] = layout.empty()
+                args[i] = layout.without_values()
         step = way.step(ctx.needs_input_grad[2:], tuple([g is not None for g in grads]))
         if not step.wanted:
             return (None,) * len(ctx.needs_input_grad)
@@ -93,11 +93,10 @@ class Generated(torch.autograd.Function):
             return (None, None, *_reference_gradients(way.op, args, step.wanted, grads))
         outs = [ctx.outs[i] for i in way.floats]
         gradients = [grads[i] for i in way.floats]
-        if any(g is None for g in gradients):
-            like = next(t for t in (*grads, *args) if isinstance(t, Tensor))
-            for i, out in enumerate(outs):
-                if gradients[i] is None:
-                    gradients[i] = like.new_zeros(out.shape, dtype=out.dtype)
+        if not backward.fused:  # fused ones leave out what follows from an output without a gradient
+            gradients = [
+                out.zeros() if g is None else g for g, out in zip(gradients, outs, strict=True)
+            ]
         found: Any = ()
         if step.asked:
             run = as_before(ctx.asked, ctx.operators[backward.name])
@@ -108,7 +107,10 @@ class Generated(torch.autograd.Function):
                 if not _fused_anew(backward):
                     raise
                 return (None, None, *_reference_gradients(way.op, args, step.wanted, grads))
-        computed = (*gradients, *(found if isinstance(found, tuple) else (found,)))
+        computed = [*gradients, *(found if isinstance(found, tuple) else (found,))]
+        for i, out in enumerate(outs):
+            if computed[i] is None and i in step.results:
+                computed[i] = out.zeros()
         return (None, None, *[None if i is None else computed[i] for i in step.results])
 
 
@@ -144,7 +146,7 @@ def _differentiated(
     run: Callable[..., Any],
     step: Step,
     kept: Sequence[Any],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
     outs: Sequence[_Layout],
 ) -> Any:
     """What `run` gives, called by place, as calls that come again are found by. Gradients whose
@@ -153,12 +155,10 @@ def _differentiated(
     try:
         return run(*step.arguments(kept, gradients))
     except NoImplementation:
-        if [g.stride() for g in gradients] == [out.strides for out in outs]:
+        pairs = [*zip(gradients, outs, strict=True)]
+        if all(g is None or g.stride() == out.strides for g, out in pairs):
             raise
-        copies = [
-            torch.empty_strided(g.shape, out.strides, dtype=g.dtype, device=g.device).copy_(g)
-            for g, out in zip(gradients, outs, strict=True)
-        ]
+        copies = [None if g is None else out.empty(g.dtype).copy_(g) for g, out in pairs]
         return run(*step.arguments(kept, copies))
 
 
@@ -180,8 +180,16 @@ class _Layout(NamedTuple):
     def of(cls, t: Tensor) -> _Layout:
         return cls(t.shape, t.stride(), t.dtype, t.device)
 
-    def empty(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+    def empty(self, dtype: torch.dtype | None = None) -> Tensor:
+        dtype, device = dtype or self.dtype, self.device
+        return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=device)
+
+    def zeros(self) -> Tensor:
+        return self.empty().zero_()
+
+    def without_values(self) -> Tensor:
+        """To be read by nobody but a function that is run anew, where an index must name something."""
+        return self.empty() if self.dtype.is_floating_point else self.zeros()
 
 
 def _reference_gradients(

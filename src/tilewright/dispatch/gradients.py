@@ -47,7 +47,7 @@ class Step:
     constants: tuple[Any, ...] = ()
     results: tuple[int | None, ...] = ()
 
-    def arguments(self, kept: Sequence[Any], gradients: Sequence[Tensor]) -> list[Any]:
+    def arguments(self, kept: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[Any]:
         """What the backward is called with; `kept` are the arguments and the outputs."""
         known = (*kept, *gradients, *self.constants)
         return [known[i] for i in self.order]

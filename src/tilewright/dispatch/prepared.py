@@ -348,8 +348,8 @@ def _unbuilt(w: Workload, device: torch.device) -> Built:
     own = choice.implementation != "aten"
     if own:
         return in_tuples(w, _build(w, device, choice)), choice
-    run = w.operator.composed(w) or _vendor(w, device)
-    return run, choice
+    composed = w.operator.composed(w)
+    return _with_own_memory(w, composed) if composed else _vendor(w, device), choice
 
 
 def _vendor(w: Workload, device: torch.device) -> Run:

@@ -19,7 +19,8 @@ from tilewright.op import Op
 
 def as_pytorch(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What PyTorch gives for a call of the public function, without validation of ours."""
-    read = with_numbers_read(op, args, kwargs) if "value" in kwargs else None
+    of_ours = "value" in kwargs and "value" in op.aliases  # a number in a tensor, as scatter has it
+    read = with_numbers_read(op, args, kwargs) if of_ours else None
     bound = read or bind(op, args, kwargs)
     return with_own_memory(op, bound.values(), call_reference(op, bound))
 
@@ -145,33 +146,36 @@ def with_scalars_alike(
     op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """The arguments of a call in which a tensor of no dims that stands for a number (`op.scalars`)
-    has another dtype or device than the first tensor, in those as PyTorch has it; else None."""
+    has another dtype or device than the first tensor, in those as PyTorch has it; else None. A
+    person's own function has it in the dtype that it came in."""
     if not op.scalars or not any(
         isinstance(v, Tensor) and not v.dim() for v in (*args, *kwargs.values())
     ):
         return None
     bound = bind(op, args, kwargs)
     first = next(iter(bound.values()), None)
-    if not isinstance(first, Tensor) or not first.is_floating_point():
+    if not isinstance(first, Tensor) or not (op.fused or first.is_floating_point()):
         return None
-    alike = {n: _alike(bound[n], first) for n in op.scalars if _is_unlike(bound.get(n), first)}
-    return {**bound, **alike} if alike else None
+    given = {n: bound[n] for n in op.scalars if _is_number(bound.get(n))}
+    alike = {
+        n: _alike(v, first.device, v.dtype if op.fused else first.dtype) for n, v in given.items()
+    }
+    unlike = {n: v for n, v in alike.items() if v is not given[n]}
+    return {**bound, **unlike} if unlike else None
 
 
-def _is_unlike(value: Any, first: Tensor) -> bool:
-    if not isinstance(value, Tensor) or value.dim() or value.is_complex():
-        return False
-    return value.dtype != first.dtype or (value.device != first.device and value.is_cpu)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dim() and not value.is_complex()
 
 
-def _alike(value: Tensor, first: Tensor) -> Tensor | float:
+def _alike(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor | float:
     """What lies on the CPU is read, so that captures have no copy of it, but where a gradient or a
     trace needs the tensor."""
-    cast = value.to(first.dtype)
-    if first.device == value.device or not value.is_cpu:
+    cast = value.to(dtype)
+    if device == value.device or not value.is_cpu:
         return cast
     kept = value.requires_grad or is_dynamo_compiling()
-    return cast.to(first.device) if kept else cast.item()
+    return cast.to(device) if kept else cast.item()
 
 
 def _is_readable(value: Any) -> bool:

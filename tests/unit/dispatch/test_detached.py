@@ -7,6 +7,9 @@ import torch
 
 import tilewright as tw
 from tilewright.compile import cxx
+from tilewright.dispatch.call import operators
+from tilewright.errors import InvalidArgument
+from tilewright.op import OPS, Workload
 
 pytestmark = [
     pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing())),
@@ -87,6 +90,87 @@ def test_what_an_unused_output_alone_needs_has_none_as_in_pytorch(tensors, outpu
     found, right = (torch.autograd.grad(o, tensors[:2], weights, allow_unused=True) for o in pairs)
     assert [g is None for g in found] == [g is None for g in right]
     torch.testing.assert_close(found, right)
+
+
+def beside_roots(x, y):
+    return 2.0 * x, x.sqrt() * y, x.log()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_infinite_slopes_of_an_output_that_is_not_used_reach_nothing(used):
+    """A gradient of zeros in its place would become NaN."""
+    found = []
+    for called in (tw.fuse(beside_roots, name="beside_roots"), beside_roots):
+        x, y = torch.tensor([0.0, 1.0, 4.0]).requires_grad_(), torch.ones(3, requires_grad=True)
+        sum(called(x, y)[i].sum() for i in used).backward()
+        found.append((x.grad, y.grad))
+    assert (found[0][1] is None) == (found[1][1] is None) == (1 not in used)
+    for own, right in zip(*found, strict=True):
+        if right is not None:
+            torch.testing.assert_close(own, right)
+
+
+def test_gradients_by_name_from_those_of_some_outputs():
+    tw.fuse(beside_roots, name="beside_roots")
+    x, y, given = torch.tensor([0.0, 1.0, 4.0]), torch.rand(3), torch.rand(3)
+    op = OPS.named("beside_roots_backward", ["grad_output0", "grad_output1", "grad_output2"])
+    (found,) = operators[op.name](given, None, None, x, y, grads=["x"])
+    torch.testing.assert_close(found, 2 * given)
+    text = (
+        "beside_roots_backward(grad_output0=f32[3], grad_output1=None, grad_output2=None, "
+        "x=f32[3], y=f32[3], grads=[x])"
+    )
+    w = Workload.parse(text)
+    assert str(w) == text
+    for outputs in ((None, None, None), (given, None, torch.rand(4))):
+        with pytest.raises(InvalidArgument, match="does not fit what beside_roots returns"):
+            operators[op.name](*outputs, x, y)
+
+
+def test_of_outputs_whose_gradient_is_an_arguments_those_unused_are_zeros():
+    """The sign of x has a gradient of zeros in PyTorch, not none."""
+    fused = tw.fuse(lambda x, y: (x + y, x.sign()), name="beside_signs")
+    x, y = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    x_grad, y_grad = torch.autograd.grad(fused(x, y)[1].sum(), (x, y), allow_unused=True)
+    assert torch.equal(x_grad, torch.zeros(4))
+    assert y_grad is None
+
+
+HOWS = {
+    "differentiable": lambda y, x: torch.autograd.grad(y.sum(), x, create_graph=True)[0],
+    "batched": lambda y, x: torch.autograd.grad(y, x, torch.eye(16), is_grads_batched=True)[0],
+    "under autocast": lambda y, x: under_autocast(y, x),
+    "fused anew": lambda y, x: fused_anew(y, x),
+}
+
+
+def under_autocast(y, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.autograd.grad(y.sum(), x)[0]
+
+
+def fused_anew(y, x):
+    tw.fuse(squared_beside, name="squared_beside")
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
+def squared_beside(x, table, index):
+    return x * x + table[index]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_index_that_no_gradient_reads_still_names_something(how, monkeypatch):
+    """It is not kept. Where the function runs anew for its gradients, it is given another one."""
+    x, table, index = torch.randn(16, requires_grad=True), torch.randn(5), torch.randint(5, (16,))
+    y = tw.fuse(squared_beside, name="squared_beside")(x, table, index)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)  # which fills memory with the greatest number
+    try:
+        found = HOWS[how](y, x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    right = 2 * x.detach()
+    torch.testing.assert_close(found.detach(), right.diag() if how == "batched" else right)
 
 
 @pytest.mark.parametrize("changed", range(2))

@@ -140,7 +140,7 @@ def test_of_an_output_that_has_no_gradient_it_is_zero():
     tensors = leaves()
     found = torch.autograd.grad(fused(*tensors)[0].sum(), tensors)
     torch.testing.assert_close(found, torch.autograd.grad(of_a_sum(*tensors)[0].sum(), tensors))
-    both = tw.fuse(sums, name="two_sums")
+    both = tw.fuse(sums, name="two_sums")  # of which the second needs nothing of the first
     (zero,) = torch.autograd.grad(both(*tensors)[1].sum(), tensors[0], allow_unused=True)
     assert zero is None
 

@@ -1,4 +1,5 @@
-"""lerp's weight in a tensor of no dims, of whatever real dtype: cast as PyTorch casts it."""
+"""lerp's weight in a tensor of no dims, of whatever real dtype: cast as PyTorch casts it. Numbers of
+a person's own function, which are as they came."""
 
 import pytest
 import torch
@@ -61,3 +62,46 @@ def test_others_are_refused_in_words(weight, words):
     x, end = pair()
     with pytest.raises(InvalidArgument, match=words):
         tw.lerp(x, end, weight)
+
+
+SCALED = [
+    (lambda x, alpha: x.float() * alpha, torch.tensor(0.1), torch.bfloat16),
+    (lambda x, alpha: x * alpha, torch.tensor(0.1), torch.bfloat16),
+    (lambda x, alpha: (x * 2, torch.ones(4, dtype=torch.int64) + alpha), torch.tensor(3), None),
+    (lambda x, alpha: x + alpha, torch.tensor(0.1, dtype=torch.float64), torch.int64),
+]
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+@pytest.mark.parametrize(("function", "alpha", "dtype"), SCALED)
+def test_a_persons_function_has_a_number_in_the_dtype_that_it_came_in(
+    function, alpha, dtype, forgets_functions
+):
+    x, fused = torch.ones(4, dtype=dtype), tw.fuse(function, name="scaled", scalars=["alpha"])
+    for _ in range(2):
+        torch.testing.assert_close(fused(x, alpha), function(x, alpha), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_and_so_has_its_gradient(forgets_functions):
+    fused = tw.fuse(lambda x, alpha: x.float() * alpha, name="scaled", scalars=["alpha"])
+    x, alpha = torch.ones(64, dtype=torch.bfloat16), torch.tensor(0.1, requires_grad=True)
+    given = torch.full((64,), 0.1)
+    (found,) = torch.autograd.grad(fused(x, alpha), alpha, given)
+    torch.testing.assert_close(found, given.sum(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_an_argument_named_value_leaves_tensors_tensors(forgets_functions):
+    def tempered(x, value, t):
+        return (x + value) * t.exp()
+
+    fused = tw.fuse(tempered)
+    x, given = torch.randn(3, 8), {"value": torch.randn(8), "t": torch.tensor(0.5)}
+    right = tempered(x, **given)
+    torch.testing.assert_close(torch.vmap(lambda row: fused(row, **given))(x), right)
+    tw.disable()
+    try:
+        torch.testing.assert_close(fused(x, **given), right)
+    finally:
+        tw.enable()

@@ -69,6 +69,19 @@ def test_one_shape_too_many_has_results_with_memory_of_their_own(binaries, monke
         assert not x.any()
 
 
+def test_so_it_has_of_halves(binaries, monkeypatch):
+    monkeypatch.setattr(prepared, "FREE_COMPILATIONS", 0)
+    h, y = torch.randn(7, 13).bfloat16(), torch.zeros(7, 13)
+    scaled, same = tw.fuse(lambda h, y: (h * 2, y), name="beside_a_half")(h, y)
+    one, two = tw.fuse(lambda h: (h > 0,) * 2, name="mask_twice")(h)
+    assert binaries() == 0
+    assert torch.equal(scaled, h * 2)
+    same += 1
+    assert not y.any()
+    one.fill_(True)
+    assert torch.equal(two, h > 0)
+
+
 def test_source_is_written_once_for_a_build(monkeypatch):
     """Its first call asks whether a kernel is compiled already, and builds it."""
     written = []

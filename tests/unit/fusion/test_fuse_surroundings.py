@@ -80,6 +80,15 @@ def test_a_traced_program_holds_pytorchs_steps(differentiable):
     torch.testing.assert_close(program(other, w), scaled_softmax(other, w))
 
 
+def test_so_does_one_of_a_number_alone():
+    """Tensors of no dims tell calls in a trace from others by no size."""
+    fused, number = tw.fuse(lambda t: t * 2, name="doubled"), torch.tensor(1.0)
+    for _ in range(3):
+        fused(number)
+    program = torch.jit.trace(lambda x, t: x * fused(t), (torch.ones(3), number))
+    assert torch.equal(program(torch.ones(3), torch.tensor(5.0)), torch.full((3,), 10.0))
+
+
 def test_a_method_is_fused_with_its_object_as_an_argument():
     class Scale:
         factor = 3.0
@@ -97,6 +106,9 @@ def test_a_method_is_fused_with_its_object_as_an_argument():
 def test_names_that_its_workloads_or_gradients_have_are_refused():
     with pytest.raises(InvalidArgument, match="takes 'flags'"):
         tw.fuse(lambda x, flags: x * flags, name="flagged")
+    flags = 2.0
+    with pytest.raises(InvalidArgument, match="takes 'flags' from outside"):
+        tw.fuse(lambda x: x * flags, name="flagged")
     x = torch.randn(5)
     for name, function in {
         "grads": lambda x, grads: x * grads,

@@ -68,6 +68,14 @@ def test_sequences_of_other_things_than_numbers(fused, given):
     assert torch.equal(f(x, (given[0], 4)), 4 * x)
 
 
+@pytest.mark.parametrize("number", [3.0, -0.0, True])
+def test_a_word_is_no_number_that_is_written_so(fused, number):
+    f, x = fused(lambda x, p: x - 2.0 if isinstance(p, str) else x + p), torch.ones(4)
+    for p in (number, str(number)) * 2:
+        right = x - 2.0 if isinstance(p, str) else x + p
+        assert torch.equal(f(x, p), right)
+
+
 def test_a_keyword_is_no_word_given_by_place(fused):
     def act(kind="relu", x=None):
         return x.relu() if kind == "relu" else x * 100

@@ -15,7 +15,7 @@ from tilewright.dispatch.functions.outside import with_outside
 from tilewright.dispatch.seeding import SEED, with_seed
 from tilewright.errors import InvalidArgument, known_names
 
-_OWN_NAMES = re.compile(rf"{SEED}|grads|grad_output\d*")
+_OWN_NAMES = re.compile(rf"{SEED}|flags|grads|grad_output\d*")
 
 
 def fuse(
@@ -51,8 +51,8 @@ def fuse(
 
     Raises:
         InvalidArgument: it is no Python function (a module, a partial), or takes any number of
-            arguments, or some by place alone, or a number named seed or grads from outside, or
-            one named flags; the name is taken by another operator, or is none; `scalars` names no
+            arguments, or some by place alone, or one named flags, or a number named seed, grads or
+            flags from outside; the name is taken by another operator, or is none; `scalars` names no
             parameter. At a call: another function was fused under its name since.
             Gradients are asked for, and a parameter is named as one of theirs (grads, grad_output).
             The function raises, called with tensors of these shapes; the message names the line.
@@ -99,7 +99,7 @@ def fuse(
     if outside is not None and (clash := [n for n in outside() if _OWN_NAMES.fullmatch(n)]):
         raise InvalidArgument(
             f"fuse: {name} takes {clash[0]!r} from outside, which names a parameter of its "
-            "operator or of the gradients'; give it another name"
+            "operator, of the gradients' or of workloads; give it another name"
         )
     reference = with_seed(outside_too)
     seed = None if reference is outside_too else SEED

@@ -149,8 +149,8 @@ def _widened(value: Any) -> Any:
 def backward_operator(op: Op, outputs: int | None = None) -> Op:
     """The operator `<name>_backward` of a fused function: made when it is first needed.
 
-    Its arguments are a gradient for each floating output, those of the function, and `grads`, the
-    names of those whose gradients are wanted.
+    Its arguments are a gradient for each floating output, None where that has none, those of the
+    function, and `grads`, the names of those whose gradients are wanted.
 
     Args:
         outputs: how many are floating; None for as many as it was made for, at first one.
@@ -205,13 +205,16 @@ def _gradient(op: Op, name: str, gradients: Sequence[str]) -> Callable[..., Any]
         args = {**defaults, **args}
         given = {n: tracked(args[n]) for n in op.parameters}
         wanted = wanted_gradients(name, args["grads"], _differentiable(given))
+        upstream = [args[n] for n in gradients]
 
         def call(*values: Tensor) -> tuple[Tensor, ...]:
             out = op.reference(**{**given, **dict(zip(wanted, values, strict=True))})
             outs = out if isinstance(out, (tuple, list)) else (out,)
-            return tuple(o for o in outs if o.is_floating_point())
+            floats = [o for o in outs if o.is_floating_point()]
+            return tuple(o for o, g in zip(floats, upstream, strict=False) if g is not None)
 
-        return _pulled_back(call, [given[n] for n in wanted], [args[n] for n in gradients])
+        back = [g for g in upstream if g is not None]
+        return _pulled_back(call, [given[n] for n in wanted], back)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(n, kind) for n in gradients]
@@ -334,8 +337,11 @@ def _check_gradient(
         raise InvalidArgument(f"{name}: {op.name} has no argument to differentiate by")
     wanted = wanted_gradients(name, args["grads"], possible)
     outputs = _floating_outputs(op.workload(**{n: args[n] for n in op.parameters}))
-    given = [args[n].shape if isinstance(args[n], TensorSpec) else None for n in gradients]
-    if given != [o.shape for o in outputs]:
+    given = [args[n].shape if isinstance(args[n], TensorSpec) else args[n] for n in gradients]
+    fits = len(given) == len(outputs) and all(
+        shape is None or shape == o.shape for shape, o in zip(given, outputs, strict=True)
+    )
+    if not fits or all(shape is None for shape in given):
         told = ", ".join(f"{n}={args[n]}" for n in gradients)
         names = _names_of_gradients(len(outputs))
         right = ", ".join(f"{n}={o}" for n, o in zip(names, outputs, strict=True))
