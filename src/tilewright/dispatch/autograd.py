@@ -93,7 +93,7 @@ class Generated(torch.autograd.Function):
             return (None, None, *_reference_gradients(way.op, args, step.wanted, grads))
         outs = [ctx.outs[i] for i in way.floats]
         gradients = [grads[i] for i in way.floats]
-        if not backward.fused:  # fused ones leave out what follows from an output without a gradient
+        if not backward.fused:  # others leave out what follows from an output without a gradient
             gradients = [
                 out.zeros() if g is None else g for g, out in zip(gradients, outs, strict=True)
             ]
@@ -188,7 +188,7 @@ class _Layout(NamedTuple):
         return self.empty().zero_()
 
     def without_values(self) -> Tensor:
-        """To be read by nobody but a function that is run anew, where an index must name something."""
+        """For who reads no values, or runs the function anew, in which an index names something."""
         return self.empty() if self.dtype.is_floating_point else self.zeros()
 
 

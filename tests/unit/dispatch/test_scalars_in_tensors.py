@@ -1,5 +1,5 @@
-"""lerp's weight in a tensor of no dims, of whatever real dtype: cast as PyTorch casts it. Numbers of
-a person's own function, which are as they came."""
+"""lerp's weight in a tensor of no dims, of whatever real dtype: cast as PyTorch casts it; numbers
+of a person's own function: as they came."""
 
 import pytest
 import torch

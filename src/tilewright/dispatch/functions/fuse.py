@@ -52,8 +52,8 @@ def fuse(
     Raises:
         InvalidArgument: it is no Python function (a module, a partial), or takes any number of
             arguments, or some by place alone, or one named flags, or a number named seed, grads or
-            flags from outside; the name is taken by another operator, or is none; `scalars` names no
-            parameter. At a call: another function was fused under its name since.
+            flags from outside; the name is taken by another operator, or is none; `scalars` names
+            no parameter. At a call: another function was fused under its name since.
             Gradients are asked for, and a parameter is named as one of theirs (grads, grad_output).
             The function raises, called with tensors of these shapes; the message names the line.
         NoImplementation: at the call, naming the step that cannot be fused and its line.
