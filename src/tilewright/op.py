@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -513,14 +513,28 @@ def op(**declared: Any) -> Callable[[Callable[..., Any]], Op]:
     return register
 
 
-def told_apart(value: Value) -> Any:
-    """With type and text, where values are equal to others: 0.0 equals -0.0 and 1 True, and NaN not
-    even itself."""
+def told_apart(value: Any) -> Any:
+    """With type, text and parts, where values are equal to others: 0.0 equals -0.0 and 1 True, and
+    NaN not even itself. Objects of other types are as equal as these have it, and their parts."""
+    kind = type(value)
+    if kind in _EQUAL_TO_THEMSELVES_ALONE:
+        return value
     if isinstance(value, float):
         return float, float.__repr__(value)
-    if isinstance(value, tuple):
-        return tuple([told_apart(v) for v in value])
-    return (bool, str(value)) if isinstance(value, bool) else value
+    if kind is bool or kind is complex:
+        return kind, repr(value)
+    if isinstance(value, (tuple, list)):
+        parts = tuple([told_apart(v) for v in value])
+        return parts if kind is tuple else (kind, parts)
+    if isinstance(value, frozenset):
+        return kind, frozenset(map(told_apart, value))
+    if is_dataclass(value):
+        names = [f.name for f in fields(value)]
+        return kind, value, tuple([told_apart(getattr(value, n, None)) for n in names])
+    return kind, value
+
+
+_EQUAL_TO_THEMSELVES_ALONE = frozenset({int, str, type(None), TensorSpec})
 
 
 def _dtypes_for_layout(w: Workload) -> list[torch.dtype]:

@@ -121,6 +121,7 @@ class Seeded(TorchDispatchMode):
     def _mask(self, like: Tensor, probability: float = 0.5) -> Tensor:
         threshold = round(probability * WORD)
         if threshold in (0, WORD):
+            self.calls += 0 < probability < 1  # a draw that all pass, or none
             return torch.full_like(like, threshold > 0, dtype=torch.bool)
         self.calls += 1
         return philox_bernoulli(self.seed, self.calls - 1, threshold, like.shape)

@@ -63,10 +63,10 @@ from tilewright.dispatch.recent import MISSED, PLAIN, Recent, is_exact
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import Forced, any_forced, forced_for
 from tilewright.impls._in_place import refuse_shared
-from tilewright.op import OPS, Op, Workload
+from tilewright.op import OPS, Op, Workload, told_apart
 from tilewright.tensor_spec import DTYPE_NAMES, other_layout
 
-_EXACT = frozenset({int, bool, str, tuple, list, types.NoneType})
+_EXACT = frozenset({int, str, types.NoneType})
 """Arguments that are equal only where they are the same."""
 
 
@@ -128,12 +128,14 @@ def public_operator(op: Op) -> Callable[..., Any]:
                 elif isinstance(a, Tensor):
                     leave = _unlike_plain_tensors
                     break
-                elif kind is float or (kind not in _EXACT and isinstance(a, Real)):
+                elif kind in _EXACT:
+                    key.append(a)
+                elif kind is tuple or kind is list:
+                    key.append(_elements(a))
+                elif kind is float or kind is bool or isinstance(a, Real):
                     key += _told_apart(a)
                 else:
-                    told = kind is bool or kind not in _EXACT  # 1 equals True, and Decimal(1)
-                    sequence = kind is tuple or kind is list
-                    key.append((a, kind) if told else _elements(a) if sequence else a)
+                    key.append(told_apart(a))
             else:
                 if tensors and tensors[0].is_cpu:
                     key.append(torch.get_num_threads())
@@ -193,7 +195,7 @@ def _elements(values: Sequence[Any]) -> tuple[Any, ...]:
         if isinstance(v, (tuple, list)):
             told.append(_elements(v))
         else:
-            told.append(_told_apart(v) if isinstance(v, Real) else (v, type(v)))
+            told.append(_told_apart(v) if isinstance(v, Real) else told_apart(v))
     return tuple(told)
 
 

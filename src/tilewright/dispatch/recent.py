@@ -54,8 +54,12 @@ def answering(args: tuple[Any, ...], run: Run, recorded: bool) -> Answer:
 
 
 def _letter(arg: Any) -> str:
-    """t for a tensor, s for a sequence, o for others."""
-    return "t" if type(arg) in PLAIN else "s" if isinstance(arg, (tuple, list)) else "o"
+    """t for a tensor, s for a sequence, n for numbers and words, o for other objects."""
+    if type(arg) in PLAIN:
+        return "t"
+    if isinstance(arg, (tuple, list)):
+        return "s"
+    return "n" if isinstance(arg, (Real, str)) else "o"
 
 
 @functools.cache
@@ -67,6 +71,9 @@ def _maker(layout: str, run_given: str, on_cpu: bool) -> Callable[..., Answer]:
     # Types first: no tensor is held against a number, and no subclass is asked anything.
     differs = [f"type(a{n}) is not type{n}" for n in tensors]
     for n in others:
+        if layout[n] == "o":  # which may be equal to what it differs from
+            differs.append(f"a{n} is not kept{n}")
+            continue
         exact = f" or not is_exact(a{n})" if layout[n] == "s" else ""  # (True,) equals (1,)
         unequal = f"type(a{n}) is not type{n} or not a{n} == kept{n}{exact}"
         differs.append(f"(a{n} is not kept{n} and ({unequal}))")

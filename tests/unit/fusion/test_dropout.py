@@ -282,6 +282,18 @@ def test_what_draws_nothing_leaves_the_generator_alone(fused):
 
 
 @runs
+@pytest.mark.parametrize("p", [1e-12, 1 - 1e-12])
+def test_a_mask_that_all_pass_or_none_is_drawn_all_the_same(p, fused):
+    """Masks have 32 bits."""
+    x, residual = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5)
+    out = fused["dropped_sum"](x, residual, p)
+    passed = float(p < 0.5)
+    torch.testing.assert_close(out, passed * x + residual)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(found, torch.full((4, 5), passed))
+
+
+@runs
 def test_two_masks_of_one_function_differ(fused):
     x = torch.ones(200, 50)
     out = fused["twice"](x, torch.ones(200, 1), seed=seed())

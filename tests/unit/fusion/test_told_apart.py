@@ -1,6 +1,11 @@
 """Calls of fused functions that are equal to others in Python and yet not the same; what fp32 does
 not tell apart."""
 
+import dataclasses
+import enum
+from decimal import Decimal
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -74,6 +79,65 @@ def test_a_word_is_no_number_that_is_written_so(fused, number):
     for p in (number, str(number)) * 2:
         right = x - 2.0 if isinstance(p, str) else x + p
         assert torch.equal(f(x, p), right)
+
+
+class Mode(enum.IntEnum):
+    ON = 1
+
+
+class Other(enum.IntEnum):
+    ON = 1
+
+
+class Word(enum.StrEnum):
+    ON = "on"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    name: str
+    scale: object = dataclasses.field(default=1.0, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    held: object
+
+
+class Pair(NamedTuple):
+    one: object
+
+
+def by_kind(x, o):
+    return {Mode: x.exp(), Other: x.sin(), int: x + 1, Word: x * 2, str: x * 3}[type(o)]
+
+
+EQUALS = {
+    "enums": (by_kind, [Mode.ON, Other.ON, 1]),
+    "words": (by_kind, [Word.ON, "on"]),
+    "what is not compared": (lambda x, o: x * o.scale, [Settings("a", 2.0), Settings("a", 5.0)]),
+    "zeros that are held": (lambda x, o: x / o.held, [Holder(0.0), Holder(-0.0), Holder(0)]),
+    "numbers that are held": (lambda x, o: x * o.held, [Holder(1), Holder(1.0), Holder(True)]),
+    "and in these": (lambda x, o: x * o.held.held, [Holder(Holder(1)), Holder(Holder(1.0))]),
+    "named": (lambda x, o: x * o[0], [Pair(1), Pair(1.0)]),
+    "sets": (lambda x, o: x * next(iter(o)), [frozenset({1}), frozenset({1.0})]),
+    "complex": (lambda x, o: x / o.real, [complex(0.0, 0), complex(-0.0, 0)]),
+    "decimals": (lambda x, o: x + 2 if isinstance(o, Decimal) else x + 3, [Decimal(1), 1]),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("what", EQUALS)
+def test_objects_that_are_equal_and_are_others(fused, what, recorded):
+    function, objects = EQUALS[what]
+    whole = torch.ones(3, dtype=torch.int32)
+    x = torch.ones(3, requires_grad=True) if recorded else whole
+    f = fused(function)
+    for _ in range(3):
+        for o in objects:
+            own, right = f(x, o), function(x, o)
+            assert own.dtype == right.dtype
+            torch.testing.assert_close(own.detach(), right.detach())
 
 
 def test_a_keyword_is_no_word_given_by_place(fused):
