@@ -78,7 +78,7 @@ def settings() -> Settings:
         check_indices=_switch("TILEWRIGHT_CHECK_INDICES") is True,
         trusts_indices=trusts_indices(),
         nondeterministic=nondeterministic(),
-        show=tuple(s for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s),
+        show=tuple(s.strip() for s in env.get("TILEWRIGHT_SHOW", "").split(",") if s.strip()),
     )
 
 

@@ -154,7 +154,11 @@ class ConfigSpace(Generic[C]):
                     known = ", ".join(map(str, self.values[name]))
                     raise InvalidArgument(f"{name}={value!r} is not of the kind of {known}")
         pinned = dict.fromkeys((*self.pinned, *chosen))
-        return ConfigSpace(self.config_type, {**self.values, **chosen}, self.constraint, pinned)
+        values, fits = {**self.values, **chosen}, self.constraint
+        strange = [n for n, asked in chosen.items() if not _are_among(asked, self.values[n])]
+        if strange:
+            fits = _of_any_values(self.constraint, strange)
+        return ConfigSpace(self.config_type, values, fits, pinned)
 
     def config(self, given: Mapping[str, Any]) -> C:
         """The config with these values (others at their default). Raises InvalidArgument."""
@@ -164,9 +168,28 @@ class ConfigSpace(Generic[C]):
         return self.config_type(**given)
 
 
+def _of_any_values(
+    constraint: Callable[[C], str | None], names: Sequence[str]
+) -> Callable[[C], str | None]:
+    """The constraint where these knobs may have values that it knows nothing of."""
+
+    def fits(config: C) -> str | None:
+        try:
+            return constraint(config)
+        except (LookupError, ArithmeticError):
+            told = ", ".join(f"{n}={getattr(config, n)}" for n in names)
+            return f"{told} is of no use here"
+
+    return fits
+
+
 def _is_among(value: Any, listed: Sequence[Any]) -> bool:
     """1.0 and True are not among whole numbers, though they equal one."""
     return value in listed and type(value) is type(listed[listed.index(value)])
+
+
+def _are_among(values: Sequence[Any], listed: Sequence[Any]) -> bool:
+    return all(_is_among(v, listed) for v in values)
 
 
 def _beside(value: Any, listed: Sequence[Any]) -> list[Any]:

@@ -90,8 +90,14 @@ def duel(trial: Trial, own: Sequence[Entry], budget: Budget) -> Row:
     session.progress.phase("duel")
     by_candidate = {entry.candidate: entry for entry in contestants}
     timings, fights = _fought(trial, by_candidate, min(max(budget.left_s, SHORTEST_S), LONGEST_S))
-    records = _judged(_records(trial, timings, by_candidate, fights), trial)
-    records += _eager(trial, records)
+    records = _records(trial, timings, by_candidate, fights)
+    try:
+        records = _judged(records, trial)
+        records += _eager(trial, records)
+    except BaseException:  # then they decide nothing, and are kept
+        timed = [r for r in records if r.status not in BESIDE]
+        session.add([dataclasses.replace(r, final=False, duel=None) for r in timed])
+        raise
     session.add(records)
     exact = {
         c: e.outcome.verdict.integer_exact

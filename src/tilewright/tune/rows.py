@@ -9,13 +9,14 @@ from typing import Any
 
 from tilewright.compile.cache import compiled
 from tilewright.device import DeviceSpec
-from tilewright.errors import CompileError
+from tilewright.errors import CompileError, InvalidArgument
 from tilewright.impl import IMPLS, OWN_BACKENDS
 from tilewright.measure.candidate import COPY, Candidate
 from tilewright.measure.ceilings import plain_units_us
 from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
 from tilewright.report import Baseline, NoneRight, Own, Row, Verified
+from tilewright.space import ConfigSpace
 from tilewright.tune.choice import (
     COMPETING,
     best_own,
@@ -214,8 +215,8 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     """The row of the workload's latest duel, if a new one could not say anything else.
 
     It must have been fought on this device with these versions and this method, after a search by
-    every implementation that would take part now, with no knob restricted that is free now,
-    with the code that would be compiled now, and undisturbed.
+    every implementation that would take part now, with the same knobs restricted, with the code
+    that would be compiled now, undisturbed, and won by what may still be chosen.
     """
     known = session.store.query(
         workload=str(w), device=session.device.key, versions=session.device.versions
@@ -229,9 +230,10 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
     if not any(r.status == "ok" for r in fought) or fights_of(fought).disturbed:
         return None
     tried, restricted = _searched_before(fought)
-    if restricted not in ("", session.restricted):
+    if restricted != session.restricted:
         return None
-    chosen = chosen_of(fought).implementation
+    won = chosen_of(fought)
+    chosen = won.implementation
     if chosen not in IMPLS or IMPLS[chosen].only_compared(w):
         return None
     refused = {}
@@ -240,6 +242,10 @@ def recorded_row(session: Session, w: Workload) -> Row | None:
             refused[i.name] = reason
         elif i.name not in tried:
             return None
+    if chosen in refused:
+        return None
+    if is_own(won) and recorded_config(session.space(IMPLS[chosen], w), won) is None:
+        return None
     if not all(_same_code(session, w, r) for r in fought if is_own(r)):
         return None
     verified = {(r.implementation, r.code_hash) for r in known if r.max_ulp is not None
@@ -306,3 +312,12 @@ def _same_code(session: Session, w: Workload, record: Record) -> bool:
         return task is None or compiled(task).key == record.code_hash
     except CompileError:
         return False
+
+
+def recorded_config(space: ConfigSpace[Any], record: Record) -> Any:
+    """The config of a record, or None where its knobs or their values are gone."""
+    try:
+        config = space.config(record.config)
+    except InvalidArgument:
+        return None
+    return config if config in space else None

@@ -13,7 +13,13 @@ from typing import Any
 from tilewright.build import CompileTask
 from tilewright.compile.pool import CompilePool
 from tilewright.device import DeviceSpec
-from tilewright.errors import CompileError, InvalidArgument, NoImplementation, known_names
+from tilewright.errors import (
+    CompileError,
+    InvalidArgument,
+    NoImplementation,
+    StoreError,
+    known_names,
+)
 from tilewright.impl import (
     IMPLS,
     LIBRARY_BACKENDS,
@@ -33,7 +39,7 @@ from tilewright.text import duration_text
 from tilewright.tune.choice import candidate_of, is_of_ours
 from tilewright.tune.duel import VENDOR_STATUSES, duel
 from tilewright.tune.progress import Progress
-from tilewright.tune.rows import recorded_row
+from tilewright.tune.rows import recorded_config, recorded_row
 from tilewright.tune.session import Options, Session
 from tilewright.tune.trial import Entry, Trial
 
@@ -250,12 +256,13 @@ def _run(
         store = store or stack.enter_context(Store())
         pool = stack.enter_context(CompilePool(jobs))
         session = Session(runner, pool, store, options, method, progress or Progress())
+        for w in workloads:
+            _check_params(session, w)
         return session.run(workloads, one)
 
 
 def tune_one(session: Session, w: Workload) -> Row:
     """One workload: from the records if they still stand, else search and duel."""
-    _check_params(session, w)
     if not session.options.force and (row := recorded_row(session, w)):
         return row
     if session.overlap and session.runner.compiles:
@@ -285,7 +292,12 @@ def bench_one(session: Session, w: Workload) -> Row:
     trial.assess([_heuristic(trial, i) for i in supporting], all_of_them)
     candidates = [_untuned(trial, i) for i in supporting]
     best = session.store.best(str(w), session.device.key, session.device.versions, w.program)
-    if best and best.implementation in {i.name for i in supporting}:
+    serving = {i.name: i for i in supporting}
+    if (
+        best
+        and (implementation := serving.get(best.implementation))
+        and recorded_config(implementation.space(w, session.spec), best)
+    ):
         candidates.insert(0, candidate_of(best))
     trial.assess(candidates, all_of_them)
     trial.assess_spilled(candidates, all_of_them)  # calls run them, too
@@ -385,16 +397,16 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
     """
     session, w = trial.session, trial.w
     winners = session.store.load_device(session.device.key, session.device.versions)
-    near = [
-        (
-            abs(math.log(max(Workload.parse(text).main.numel, 1) / w.main.numel)),
-            (text, program) != (str(w), w.program),
-            (op, text, program),
-        )
-        for op, text, program in winners
-        if op == w.op
-    ]
-    records = [winners[key] for _, _, key in sorted(near)[:NEIGHBOURS]]
+    near = []
+    for op, text, program in winners:
+        if op == w.op:
+            with contextlib.suppress(InvalidArgument):  # of another version of the operator
+                far = abs(math.log(max(Workload.parse(text).main.numel, 1) / w.main.numel))
+                near.append((far, (text, program) != (str(w), w.program), (op, text, program)))
+    records = []
+    for _, _, key in sorted(near)[:NEIGHBOURS]:
+        with contextlib.suppress(StoreError):  # a damaged row, which calls warn of
+            records.append(winners[key])
     return [
         space.config(r.config)
         for r in records

@@ -171,3 +171,15 @@ def test_beside_a_number_that_is_not_listed_are_those_next_in_size():
     around = ConfigSpace(Slices).neighbours(Slices(slices=7))
     assert [c.slices for c in around if c.tile == 64] == [2, 8]
     assert Slices(128, 7) in around
+
+
+def test_a_value_that_the_constraint_knows_nothing_of_is_of_no_use():
+    def constraint(config):
+        return None if 16 // {1: 2, 2: 4, 4: 8, 8: 8}[config.rows] >= 2 else "too many"
+
+    space = ConfigSpace(Tile, constraint=constraint).restricted({"rows": [3, 4]})
+    assert {config.rows for config in space} == {4}
+    assert space.why_not(Tile(rows=3)) == "rows=3 is of no use here"
+    broken = ConfigSpace(Tile, constraint=lambda config: {}[config.rows])
+    with pytest.raises(KeyError):  # a fault of its own is none of the caller's
+        list(broken.restricted({"rows": [1, 4]}))
