@@ -111,9 +111,7 @@ def test_the_times_of_a_duel_are_kept_whenever_the_run_ends(w, runner, store):
 
 def test_and_where_the_duel_cannot_be_judged(w, runner, store, monkeypatch):
     monkeypatch.setattr(duel, "VENDOR_STATUSES", ())
-    report = tune(
-        [w], runner=runner, store=store, implementations=FAKES, baselines=(), **FASTEST
-    )
+    report = tune([w], runner=runner, store=store, implementations=FAKES, baselines=(), **FASTEST)
     assert "aten could not be timed" in report.failed[str(w)]
     assert store.query(implementation="aten", status="ok")
     assert duels(store) == 0
