@@ -188,7 +188,7 @@ class _Layout(NamedTuple):
         return self.empty().zero_()
 
     def without_values(self) -> Tensor:
-        """For who reads no values, or runs the function anew, in which an index names something."""
+        """One whose values nobody reads; an index names something where the function is run anew."""
         return self.empty() if self.dtype.is_floating_point else self.zeros()
 
 
