@@ -188,7 +188,7 @@ class _Layout(NamedTuple):
         return self.empty().zero_()
 
     def without_values(self) -> Tensor:
-        """One whose values nobody reads; where the function is run anew an index names something."""
+        """One whose values nobody reads. Where a function is run anew, an index names something."""
         return self.empty() if self.dtype.is_floating_point else self.zeros()
 
 
