@@ -107,10 +107,7 @@ class Generated(torch.autograd.Function):
                 if not _fused_anew(backward):
                     raise
                 return (None, None, *_reference_gradients(way.op, args, step.wanted, grads))
-        computed = [*gradients, *(found if isinstance(found, tuple) else (found,))]
-        for i, out in enumerate(outs):
-            if computed[i] is None and i in step.results:
-                computed[i] = out.zeros()
+        computed = (*gradients, *(found if isinstance(found, tuple) else (found,)))
         return (None, None, *[None if i is None else computed[i] for i in step.results])
 
 

@@ -309,7 +309,7 @@ def test_each_kernel_of_several_has_its_resources_and_the_row_the_most_of_any(te
 
 
 def test_an_environment_variable_shows_what_is_built_for_a_call(monkeypatch, caplog):
-    monkeypatch.setenv("TILEWRIGHT_SHOW", "schedule,ptx,wrong")
+    monkeypatch.setenv("TILEWRIGHT_SHOW", "schedule, ptx ,wrong,")
     _, spec = current_device("cpu")
     dump_built(IMPLS["fused"], IMPLS["fused"].heuristic(W, spec), W, spec)
     schedule, ptx, wrong = (record.getMessage() for record in caplog.records)

@@ -136,6 +136,16 @@ def test_of_outputs_whose_gradient_is_an_arguments_those_unused_are_zeros():
     assert y_grad is None
 
 
+def test_a_gradient_whose_strides_allow_no_view_is_copied_beside_none():
+    def in_other_rows(x):
+        return x.softmax(-1).view(4, 15), x.sqrt()
+
+    x, given, found = torch.rand(6, 10, requires_grad=True), torch.rand(15, 4).t(), []
+    for called in (tw.fuse(in_other_rows), in_other_rows):
+        found += torch.autograd.grad(called(x)[0], x, given)
+    torch.testing.assert_close(*found)
+
+
 HOWS = {
     "differentiable": lambda y, x: torch.autograd.grad(y.sum(), x, create_graph=True)[0],
     "batched": lambda y, x: torch.autograd.grad(y, x, torch.eye(16), is_grads_batched=True)[0],

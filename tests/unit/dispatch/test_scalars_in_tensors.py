@@ -6,7 +6,9 @@ import torch
 
 import tilewright as tw
 from tilewright.compile import cxx
+from tilewright.dispatch.pytorch import with_scalars_alike
 from tilewright.errors import InvalidArgument
+from tilewright.op import OPS
 
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]
 
@@ -89,6 +91,21 @@ def test_and_so_has_its_gradient(forgets_functions):
     given = torch.full((64,), 0.1)
     (found,) = torch.autograd.grad(fused(x, alpha), alpha, given)
     torch.testing.assert_close(found, given.sum(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16])
+@pytest.mark.parametrize("number", [torch.tensor(0.1), torch.tensor(3)])
+def test_beside_tensors_elsewhere_it_is_read_but_where_a_gradient_follows(
+    number, dtype, forgets_functions
+):
+    """So captures have no copy of it; `meta` is any other device."""
+    tw.fuse(lambda x, alpha: x * alpha, name="scaled", scalars=["alpha"])
+    x = torch.ones(4, dtype=dtype, device="meta")
+    read = with_scalars_alike(OPS["scaled"], (x, number), {})
+    assert (read["alpha"], type(read["alpha"])) == (number.item(), type(number.item()))
+    if number.is_floating_point():
+        moved = with_scalars_alike(OPS["scaled"], (x, number.clone().requires_grad_()), {})
+        assert (moved["alpha"].device.type, moved["alpha"].dtype) == ("meta", number.dtype)
 
 
 @pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))

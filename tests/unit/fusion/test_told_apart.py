@@ -104,6 +104,15 @@ class Holder:
     held: object
 
 
+@dataclasses.dataclass(eq=False)
+class Scale:
+    name: str
+
+    def by(self, number):
+        self.number = number
+        return self
+
+
 class Pair(NamedTuple):
     one: object
 
@@ -116,9 +125,15 @@ EQUALS = {
     "enums": (by_kind, [Mode.ON, Other.ON, 1]),
     "words": (by_kind, [Word.ON, "on"]),
     "what is not compared": (lambda x, o: x * o.scale, [Settings("a", 2.0), Settings("a", 5.0)]),
+    "in a tuple": (lambda x, o: x * o[0].scale, [(Settings("a", 2.0),), (Settings("a", 5.0),)]),
     "zeros that are held": (lambda x, o: x / o.held, [Holder(0.0), Holder(-0.0), Holder(0)]),
     "numbers that are held": (lambda x, o: x * o.held, [Holder(1), Holder(1.0), Holder(True)]),
     "and in these": (lambda x, o: x * o.held.held, [Holder(Holder(1)), Holder(Holder(1.0))]),
+    "beside its fields": (lambda x, o: x * o.number, [Scale("a").by(2), Scale("a").by(5)]),
+    "tuples that are held": (
+        lambda x, o: x * (2 if hasattr(o.held, "one") else 3),
+        [Holder(Pair(1)), Holder((1,))],
+    ),
     "named": (lambda x, o: x * o[0], [Pair(1), Pair(1.0)]),
     "sets": (lambda x, o: x * next(iter(o)), [frozenset({1}), frozenset({1.0})]),
     "complex": (lambda x, o: x / o.real, [complex(0.0, 0), complex(-0.0, 0)]),

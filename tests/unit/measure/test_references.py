@@ -45,6 +45,20 @@ def test_what_follows_from_anything_is_anything(forgets_functions):
     assert Verifier(w, CPU).check(lambda x, y: 2 * y[:, 4:5]).message == ""
 
 
+@pytest.mark.parametrize(
+    "turned",
+    [
+        lambda x, y: torch.copysign(y, (x * 0.1) * 10 - x),
+        lambda x, y: torch.atan2((x * 0.1) * 10 - x, -y.abs()),
+    ],
+)
+def test_a_sign_that_rounding_decides_may_be_that_of_fp64(turned, forgets_functions):
+    tw.fuse(turned, name="turned")
+    w, _ = OPS["turned"].workload_of(torch.zeros(64, 51), torch.zeros(64, 51))
+    in_fp64 = Verifier(w, CPU).check(lambda x, y: turned(x.double(), y.double()).float())
+    assert in_fp64.message == ""
+
+
 def test_rounding_may_turn_a_sign_that_decides(forgets_functions):
     def turned(x, y):
         return torch.copysign(y, (x * 0.1) * 10 - x)

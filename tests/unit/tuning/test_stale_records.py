@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import sqlalchemy as sa
 from measured_fakes import FAKES, FAST, HEURISTIC, quick
 
 from tilewright.errors import InvalidArgument
@@ -38,6 +39,14 @@ def of_another_version(store, text: str) -> None:
 def test_a_neighbour_of_another_version_is_no_place_to_start_from(w, runner, store, text):
     quick(w, runner, store)
     of_another_version(store, text)
+    row = quick(Workload.parse("fake_double(x=f32[63,128])"), runner, store)
+    assert row.own is not None
+
+
+def test_nor_is_a_damaged_one(w, runner, store):
+    quick(w, runner, store)
+    with store._engine.begin() as connection:
+        connection.execute(sa.text("UPDATE records SET config = '{bad'"))
     row = quick(Workload.parse("fake_double(x=f32[63,128])"), runner, store)
     assert row.own is not None
 

@@ -51,9 +51,8 @@ def named(w: Workload) -> Named:
     places: dict[str, int] = {}
     sizes = list[int]()
     for step in steps:
-        behind[step] = set[fx.Node]().union(*(behind[n] for n in step.all_input_nodes))
-        if step in given or _counts(step):
-            behind[step] = {step}
+        own = {step} if step in given or _counts(step) else set[fx.Node]()
+        behind[step] = own.union(*(behind[n] for n in step.all_input_nodes))
         if _counts(step):
             sizes.append(len(step.meta["val"]))
         for index, size, picks in _namings(step, behind):
