@@ -125,12 +125,14 @@ class Case:
         knobs: of the config, others at their defaults; none for the heuristic's. `blocks` counts in
             as many as the device has SMs.
         out_of_range: some of the indices are, which the kernel must tell and leave out.
+        sms: of a device that deals its rows out evenly; None: of any.
     """
 
     implementation: str
     workload: str
     knobs: dict[str, Any] = field(default_factory=dict)
     out_of_range: bool = False
+    sms: int | None = None
 
     def __str__(self) -> str:
         knobs = " ".join(f"{name}={value}" for name, value in self.knobs.items())
@@ -149,6 +151,8 @@ class Case:
         return Workload.parse(self.workload)
 
     def refusal(self, device: DeviceSpec) -> str | None:
+        if self.sms not in (None, device.sms):
+            return f"its rows are for {self.sms} SMs, of which {device.name} has {device.sms}"
         why = self.impl.unsupported(self.w, device)
         if why is None and self.knobs and self.implementation == "fused":
             return self.impl.space(self.w, device).why_not(self.config(device))
@@ -331,11 +335,21 @@ def norm(rows, width, name="layer_norm", more=""):
 
 NORM, MANY_ROWS = norm(37, 2056), norm(2501, 2056)
 """Rows with a tail; more of them than groups of threads run at once."""
-SUMS = (
-    "layer_norm_backward(grad_output=f16[2501,1032], x=f16[2501,1032], mean=f32[2501,1], "
-    "rstd=f32[2501,1], weight=f16[1032])"
-)
-ODD_SUMS = SUMS.replace("1032", "1031")
+
+
+def sums(rows, width):
+    x, of_row = f"f16[{rows},{width}]", f"f32[{rows},1]"
+    given = f"grad_output={x}, x={x}, mean={of_row}, rstd={of_row}, weight=f16[{width}]"
+    return f"layer_norm_backward({given})"
+
+
+SUMS, ODD_SUMS = sums(2501, 1032), sums(2501, 1031)
+UNEVEN, ODD_UNEVEN = sums(2503, 1032), sums(2503, 1031)
+"""Groups of several warps, of which some have more rows: racecheck misses the barriers behind those
+that they pass more often (docs/measured_facts.md)."""
+H200_SMS = 132
+EVEN, ODD_EVEN = (sums(H200_SMS * 4 * 5, width) for width in (1032, 1031))
+"""The same kernels, where all four groups of each SM's block have five rows."""
 FAR, ODD_FAR, FEW_FAR = (
     f"sanitized_far(x=f32[{n},{width}], far=f32[{n},1], weight=f32[{width}])"
     for n, width in ((1501, 1032), (1501, 1031), (3, 400000))
@@ -353,8 +367,8 @@ FAR_ROW, FAR_WALK = {**ROW, "vector": 4}, {**WALK, "vector": 4}
 IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bulk": True}
 COPIED = {"storage": "shared", "unroll": 3, "stream_loads": False}
 WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
-"""For sums over rows: racecheck misses barriers behind named ones (docs/measured_facts.md)."""
-SEVERAL_WARPS = {"vector": 4, "row_threads": 64, "rows_per_block": 4, "stages": 2}
+SEVERAL_WARPS = {**WARPS, "row_threads": 64, "rows_per_block": 4}
+SHIFTED = {"shifted": True, "parameters": "registers"}
 WAYS = ("kernel", "last")
 TILE = {"vector": 4, "lanes": 16, "shares": 8}
 MEET = {"splits": 4, "combine": "grid"}
@@ -392,9 +406,9 @@ SCHEDULES = [
     *((SUMS, {**WARPS, "combine": how}) for how in ("kernel", "grid")),
     (SUMS, {**WARPS, "early": True, "bulk": True}),
     (SUMS, {**WARPS, "row_threads": 256, "rows_per_block": 1, "cluster": 2}),
-    (SUMS, SEVERAL_WARPS),
+    (UNEVEN, SEVERAL_WARPS),
     *((ODD_SUMS, {**WARPS, "shifted": True, "combine": how}) for how in ("kernel", "grid")),
-    (ODD_SUMS, {**SEVERAL_WARPS, "shifted": True, "parameters": "registers"}),
+    (ODD_UNEVEN, {**SEVERAL_WARPS, **SHIFTED}),
     *(
         (SHARED_ROWS, {"vector": 4, "row_threads": 64, "blocks_per_row": 4, "storage": where})
         for where in ("registers", "reread")
@@ -428,6 +442,11 @@ SCHEDULES = [
     ),
 ]
 """One of each kind that `fused` has: by row, persistent, over rows, by tiles, by element."""
+EVENLY = [
+    *((EVEN, {**SEVERAL_WARPS, "combine": how}) for how in ("kernel", "grid")),
+    (EVEN, {**SEVERAL_WARPS, "early": True, "bulk": True}),
+    *((ODD_EVEN, {**SEVERAL_WARPS, **SHIFTED, "combine": how}) for how in ("kernel", "grid")),
+]
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
 BOX = "(x=f32[700,17], dim=0, index=i64[3000,16], src=f32[3001,17])"
 UPDATES = "scatter_buckets", "scatter_exchange", "scatter_tiled", "scatter_winner"
@@ -487,6 +506,7 @@ CASES = [
     *(replace(case, out_of_range=True) for case in INDEXED_CASES),
     *(Case("fused", text) for text in FUSED),
     *(Case("fused", text, knobs) for text, knobs in SCHEDULES),
+    *(Case("fused", text, knobs, sms=H200_SMS) for text, knobs in EVENLY),
     Case(
         "fused_training",
         "layer_norm_training(x=f16[64,1024], grad_output=f16[64,1024], weight=f16[1024], "
