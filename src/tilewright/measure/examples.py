@@ -10,7 +10,8 @@
 - light: heavy and small elements exchanged and the signs turned, for workloads of few slices,
   where one example cannot make every element heavy.
 - uneven: slices of zeros, of numbers below zero, far from zero and large, whose exponentials and
-  sums of squares overflow, and of a single large number at the end.
+  sums of squares overflow, of numbers so small that an epsilon decides their norm, and of a single
+  large number at the end.
 - special: NaN and infinities in some slices.
 
 All but the first compare a sample of the slices along the operator's batch dim.
@@ -158,6 +159,10 @@ def _large(t: Tensor) -> None:
     t.mul_(64)
 
 
+def _small(t: Tensor) -> None:
+    t.mul_(2.0**-13)  # half precision still has them
+
+
 def _far(t: Tensor) -> None:
     t.add_(1000 if t.dtype in (torch.float32, torch.float64) else 30)
 
@@ -171,8 +176,9 @@ def _with_peak(t: Tensor) -> None:
     t[(-1,) * t.dim()] = 2048.0  # more than what is far from zero
 
 
-UNEVEN = (_large, _far, torch.Tensor.zero_, _below_zero, _with_peak)
-"""What is done to a slice each, the last of them to the last slice."""
+UNEVEN = (_large, *(_far, torch.Tensor.zero_, _below_zero, _small) * 2, _with_peak)
+"""What is done to a slice each; of fewer slices, what comes first, and to the last slice the last.
+Of rows far from zero one may have a variance that is right by chance."""
 
 
 def _make_uneven(tensors: Sequence[Tensor], batch: Batch, slices: Tensor | None) -> None:
@@ -183,10 +189,10 @@ def _make_uneven(tensors: Sequence[Tensor], batch: Batch, slices: Tensor | None)
             continue
         chosen = range(n) if slices is None else slices.tolist()
         count = min(len(UNEVEN), len(chosen))
+        changes = *UNEVEN[: count - 1], UNEVEN[-1]
         for k in range(count):
             place = chosen[(len(chosen) - 1) * k // max(count - 1, 1)]
-            change = UNEVEN[(k - count - 2 * i) % len(UNEVEN)]
-            change(_distinct(t.select(dim, place)))
+            changes[(k - 2 * i) % count](_distinct(t.select(dim, place)))
 
 
 _SPECIAL = (

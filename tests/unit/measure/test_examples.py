@@ -56,6 +56,40 @@ def test_special_values_stay_in_their_rows():
     assert (x == -torch.inf).all(1).sum() == 1
 
 
+def uneven_rows(t):
+    """What was done to each row of a tensor."""
+
+    def done(row):
+        least, size, most = row.min(), row.abs().median(), row.max()
+        if most > 2000:
+            return "peak"
+        if most <= -1:
+            return "below zero"
+        if least > 900:
+            return "far"
+        if size < 1e-3:
+            return "small" if size else "zero"
+        return "large" if size > 10 else "as it was"
+
+    return [done(row) for row in t]
+
+
+def test_uneven_rows_are_of_every_kind_and_of_another_one_in_another_tensor():
+    text = "lerp(x=f32[64,32], end=f32[64,32], weight=0.3)"
+    x, end = map(uneven_rows, examples_of(text, "uneven").tensors)
+    for rows in (x, end):
+        changed = {kind: rows.count(kind) for kind in rows if kind != "as it was"}
+        assert changed == {"peak": 1, "large": 1, "below zero": 2, "far": 2, "zero": 2, "small": 2}
+    assert all(a != b for a, b in zip(x, end, strict=True) if a != "as it was")
+    assert [x[0], x[-1]] == ["large", "peak"]
+    assert end.index("large") > 0
+
+
+def test_few_uneven_rows_are_the_first_kinds_and_the_last():
+    (x,) = examples_of("softmax(x=f32[4,32])", "uneven").tensors
+    assert uneven_rows(x) == ["large", "far", "zero", "peak"]
+
+
 FAULTS = {
     "the greatest without the last column": (
         lambda x: x.amax(-1), lambda x: x[:, :-1].amax(-1)),
@@ -78,6 +112,9 @@ FAULTS = {
     "a row of zeros by its norm": (
         lambda x: torch.nn.functional.normalize(x, dim=-1),
         lambda x: x / x.norm(dim=-1, keepdim=True)),
+    "another epsilon": (
+        lambda x: torch.nn.functional.rms_norm(x, x.shape[1:], eps=1e-6),
+        lambda x: torch.nn.functional.rms_norm(x, x.shape[1:], eps=1.1e-6)),
     "a variance in one pass": (
         lambda x: x.var(-1),
         lambda x: (x.square().mean(-1) - x.mean(-1).square()) * (x.shape[1] / (x.shape[1] - 1))),
