@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,17 @@ class Numbers:
 
     steps: tuple[Node, ...]
     results: tuple[int, ...]
+
+    @classmethod
+    def unchanged(cls, dtypes: Sequence[str]) -> Numbers:
+        """The numbers of a call themselves, of these dtypes."""
+        steps = tuple(Node("scalar", (), dtype, (), k) for k, dtype in enumerate(dtypes))
+        return cls(steps, tuple(range(len(steps))))
+
+    def beside(self, constants: Sequence[Node]) -> Numbers:
+        """These, and behind them others that are the same in every call."""
+        more = range(len(self.steps), len(self.steps) + len(constants))
+        return Numbers((*self.steps, *constants), (*self.results, *more))
 
     def __call__(self, given: tuple[float, ...]) -> tuple[float, ...]:
         """In fp64, whatever the steps' dtypes are; what rounds to halves does so."""

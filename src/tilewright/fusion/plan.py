@@ -223,11 +223,18 @@ def expand_moments(
     def constant(r: Rewriter, n: Node, number: float) -> int:
         return r.add(Node("const", (), n.dtype, (1,) * len(n.shape), number))
 
+    def averaged(r: Rewriter, i: int, n: Node, total: int) -> int:
+        """What is over all elements of moment `n`, or over as many as are known at launch."""
+        if n.attr is None:
+            return times(r, n, total, 1.0 / graph.count(i))
+        given = Node("scalar", (), n.dtype, (1,) * len(n.shape), n.attr)
+        return step(r, n, "mul", total, r.add(given))
+
     def first_mean(r: Rewriter, i: int, n: Node) -> int:
-        total, count = step(r, n, "sum", n.args[0]), graph.count(i)
+        total = step(r, n, "sum", n.args[0])
         if corrected:
-            return times(r, n, total, 1.0 / count)
-        return r.add(replace(n, op="average", args=(total,), attr=count))
+            return averaged(r, i, n, total)
+        return r.add(replace(n, op="average", args=(total,), attr=graph.count(i)))
 
     def deviations(r: Rewriter, i: int, n: Node) -> int:
         return step(r, r[n.args[0]], "sub", n.args[0], first_mean(r, i, n))
@@ -240,11 +247,11 @@ def expand_moments(
         """Of the mean, and of the sum: what is more than the deviations themselves were rounded by,
         all of a size alike. Beside infinities, and where squares overflow, nothing is."""
         rest = step(r, n, "sum", deviations(r, i, n))
-        excess = step(r, n, "mul", times(r, n, rest, 1.0 / graph.count(i)), rest)
+        excess = step(r, n, "mul", averaged(r, i, n, rest), rest)
         least = times(r, n, squares(r, i, n), torch.finfo(DTYPES[n.dtype]).eps ** 2)
         is_more = step(r, n, "lt", least, excess, dtype="bool")
         rest = step(r, n, "where", is_more, rest, constant(r, n, 0.0))
-        return times(r, n, rest, 1.0 / graph.count(i)), rest
+        return averaged(r, i, n, rest), rest
 
     def m2(r: Rewriter, i: int, n: Node) -> int:
         """0 where what is left of the squares may be rounding of their own."""

@@ -52,7 +52,7 @@ def split_moments(graph: Graph, parts: int) -> Graph:
             return r.add(Node(op, args, n.dtype, tuple(shape)))
 
         def of_row(op: str, *args: int) -> int:
-            return r.add(replace(n, op=op, args=args))
+            return r.add(replace(n, op=op, args=args, attr=None))  # of fewer elements
 
         if n.op in JOINED:
             return of_row(n.op, of_part(n.op, *n.args))

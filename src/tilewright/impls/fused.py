@@ -15,6 +15,7 @@ from tilewright.compile.cache import cached, compiled
 from tilewright.compile.resources import most
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError, NoImplementation
+from tilewright.fusion.counts import give_counts
 from tilewright.fusion.cpp import target as cpp_target
 from tilewright.fusion.cuda import spills
 from tilewright.fusion.cuda import target as cuda_target
@@ -234,6 +235,7 @@ def graph_of(w: Workload) -> Graph | Staged | str:
         return str(reason)
 
     def optimised(graph: Graph) -> Graph:
-        return in_pieces(optimise(graph, relaxed="relaxed" in w.flags))
+        whole = optimise(graph, relaxed="relaxed" in w.flags)
+        return give_counts(in_pieces(whole), [n for t in w.tensors.values() for n in t.shape[:-1]])
 
     return optimised(found) if isinstance(found, Graph) else found.mapped(optimised)

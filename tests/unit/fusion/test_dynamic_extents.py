@@ -60,7 +60,22 @@ def softmax_beside_transposed(x, b):
     return torch.softmax(x + b.t(), -1)
 
 
+def mean_square(x):
+    return x.square().mean()
+
+
+def mean_loss(x):
+    return -x.log_softmax(-1).mean()
+
+
+def standardised(x):
+    return (x - x.mean(0)) / (x.std(0) + 1e-6)
+
+
 OPERATORS = (
+    mean_square,
+    mean_loss,
+    standardised,
     shifted_rows,
     masked_norm,
     scaled_softmax,
@@ -175,7 +190,40 @@ def transposed(s):
     return written("beside_transposed", x=(s, 128), b=(128, s))
 
 
+def mean_squares(s):
+    return written("mean_square", x=(8, s, 512))
+
+
+def mean_losses(s):
+    return written("mean_loss", x=(8, s, 512))
+
+
+def gradients_of_mean_losses(s):
+    return written("mean_loss_backward", grad_output=(), x=(8, s, 512))
+
+
+def standardised_columns(s):
+    return written("standardised", x=(s, 512))
+
+
+def gradients_of_standardised_columns(s):
+    return written("standardised_backward", grad_output=(s, 512), x=(s, 512))
+
+
+def gradients_of_a_sum(s):
+    """That of all results is one number."""
+    x, of_rows = f"f16[{s},768]", f"f32[{s},1]"
+    given = f"grad_output={x}@strides(0,0), x={x}, mean={of_rows}, rstd={of_rows}"
+    return Workload.parse(f"layer_norm_backward({given}, weight=f16[768])")
+
+
 MOST = {
+    mean_squares: {"cuda": 11, "cpp": 2},
+    mean_losses: {"cuda": 7, "cpp": 3},
+    gradients_of_mean_losses: {"cuda": 3, "cpp": 2},
+    standardised_columns: {"cuda": 10, "cpp": 3},
+    gradients_of_standardised_columns: {"cuda": 10, "cpp": 3},
+    gradients_of_a_sum: {"cuda": 2, "cpp": 3},
     broadcast3: {"cuda": 1, "cpp": 2},
     broadcast4: {"cuda": 1, "cpp": 2},
     score_mask: {"cuda": 4, "cpp": 3},
@@ -220,6 +268,9 @@ FUNCTIONS = {
     "softmax_over_rows": lambda b, h, s, d: {"x": (b, h * s, d)},
     "sum_over_rows": lambda b, h, s, d: {"x": (b, h * s, d + h)},
     "beside_transposed": lambda b, h, s, d: {"x": (b * h * s, d), "b": (d, b * h * s)},
+    "mean_square": lambda b, h, s, d: {"x": (b * h, s, d)},
+    "mean_loss": lambda b, h, s, d: {"x": (b * h, s, d)},
+    "standardised": lambda b, h, s, d: {"x": (b * h * s, d)},
 }
 
 

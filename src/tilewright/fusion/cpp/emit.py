@@ -303,8 +303,9 @@ class _Emitter:
 
     @property
     def several_blocks(self) -> str:
-        """Whether a row has more than one, a constant of the source."""
-        if self.loops.kind == "pointwise" or self.loops.swept != (self.loops.lane,):
+        """Whether a row has more than one, a constant of the source; "true" if it may."""
+        given = self.loops.lane in self.loops.dynamic
+        if given or self.loops.kind == "pointwise" or self.loops.swept != (self.loops.lane,):
             return "true"
         return f"(n{self.loops.lane} > BLOCK<{self.schedule.unroll}>)"
 

@@ -47,13 +47,13 @@ class Loops:
 
     @property
     def dynamic(self) -> tuple[int, ...]:
-        """The axes that have dynamic extents: all but those of a row."""
+        """The axes that have dynamic extents: all but those of a row, if it is not all there is."""
         match self.kind:
             case "columns":
                 return (*self.rows, *self.swept, self.lane)
             case "pointwise":
                 return tuple(pointwise_axes(self.plan.graph, self.rows, self.lane))
-        return tuple(several(self.rows))
+        return tuple(several(self.rows)) if self.rows or len(self.swept) > 1 else (self.lane,)
 
     @functools.cached_property
     def extents(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, input_type
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
 from tilewright.fusion.cuda.vectors import WIDEST_ACCESS, access_bytes, held_bytes
-from tilewright.fusion.extents import several, with_extents
+from tilewright.fusion.extents import Extent, several, with_extents
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Plan
 
@@ -32,6 +32,8 @@ class RowLayout(Kernel):
         self.plan, self.s = plan, schedule
         self.persistent = schedule.persistent
         self.vectors = vectors_of(plan.width, schedule.vector, schedule.shifted)
+        if self.is_counted:
+            self.vectors = Extent(self.vectors, "vectors")
         self.lanes = schedule.row_threads * schedule.row_blocks
         self.turns = math.ceil(self.vectors / self.lanes)
         self.full_turns = self.vectors // self.lanes
@@ -48,6 +50,16 @@ class RowLayout(Kernel):
         self.dynamic_bytes = 0
         self.number = "blockIdx.x"
         """Of the block."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the width is given: of a whole tensor, it says how many rows that has."""
+        of_moments = any(n.op == "m2" for n in self.graph.nodes)
+        return not (self.graph.kept or of_moments or self.s.shifted)
+
+    def every_extent(self) -> dict[str, int]:
+        every = super().every_extent()
+        return every | {"vectors": int(self.vectors)} if self.is_counted else every
 
     # -- rows ------------------------------------------------------------------------------------
 
