@@ -4,7 +4,8 @@
     python tests/gpu/sanitize.py --only sm90 --tool memcheck
     python tests/gpu/sanitize.py --list --device h200  what would run there; needs no GPU
 
-Exit code 1 if a tool reports anything. Without a GPU or the tool nothing runs, and it says so.
+Exit code 1 if a tool reports anything, 2 if --only and --without leave no case. Cases that cannot
+run here are told. Without a GPU or the tool nothing runs, and it says so.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     asked = [c for c in ALL if not args.only or any(text in str(c) for text in args.only)]
     cases = without(asked, args.without)
+    if not cases:
+        parser.error("no case holds what --only asks for and nothing of --without")
     if args.list and args.device:
         print("\n".join(listed(cases, DEVICES[args.device])))
         return 0
@@ -117,13 +120,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(listed(cases, spec)))
         return 0
-    cases = [case for case in cases if case.refusal(spec) is None]
+    refused = [(case, why) for case in cases if (why := case.refusal(spec)) is not None]
+    cases = [case for case in cases if case not in dict(refused)]
     if args.run:
         run([case for case in cases if case.implementation == args.run])
         return 0
     if (command := sanitizer()) is None:
         print("nothing is run: there is no compute-sanitizer; it comes with the CUDA toolkit")
         return 0
+    for case, why in refused:
+        print(f"{case}: not run: {why}", flush=True)
     tasks = (case.task(spec) for case in cases)
     compile_all(dict.fromkeys(task for task in tasks if task is not None))
     wrong = 0

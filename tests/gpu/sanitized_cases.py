@@ -349,7 +349,8 @@ UNEVEN, ODD_UNEVEN = sums(2503, 1032), sums(2503, 1031)
 that they pass more often (docs/measured_facts.md)."""
 H200_SMS = 132
 EVEN, ODD_EVEN = (sums(H200_SMS * 4 * 5, width) for width in (1032, 1031))
-"""The same kernels, where all four groups of each SM's block have five rows."""
+"""The same kernels, where all four groups of each SM's block have five rows, and both groups of a
+cluster of two blocks have twenty."""
 FAR, ODD_FAR, FEW_FAR = (
     f"sanitized_far(x=f32[{n},{width}], far=f32[{n},1], weight=f32[{width}])"
     for n, width in ((1501, 1032), (1501, 1031), (3, 400000))
@@ -368,6 +369,7 @@ IN_CLUSTERS = {**WALK, "row_threads": 64, "rows_per_block": 4, "cluster": 2, "bu
 COPIED = {"storage": "shared", "unroll": 3, "stream_loads": False}
 WARPS = {"vector": 4, "row_threads": 32, "rows_per_block": 8, "stages": 2}
 SEVERAL_WARPS = {**WARPS, "row_threads": 64, "rows_per_block": 4}
+TWO_IN_CLUSTERS = {**WARPS, "row_threads": 128, "rows_per_block": 2, "cluster": 2}
 SHIFTED = {"shifted": True, "parameters": "registers"}
 WAYS = ("kernel", "last")
 TILE = {"vector": 4, "lanes": 16, "shares": 8}
@@ -446,6 +448,10 @@ EVENLY = [
     *((EVEN, {**SEVERAL_WARPS, "combine": how}) for how in ("kernel", "grid")),
     (EVEN, {**SEVERAL_WARPS, "early": True, "bulk": True}),
     *((ODD_EVEN, {**SEVERAL_WARPS, **SHIFTED, "combine": how}) for how in ("kernel", "grid")),
+    *((EVEN, {**TWO_IN_CLUSTERS, "combine": how}) for how in ("kernel", "grid")),
+    (EVEN, {**TWO_IN_CLUSTERS, "rows_per_thread": 2, "combine": "grid"}),
+    (EVEN, {**TWO_IN_CLUSTERS, "early": True, "bulk": True}),
+    (EVEN, {**TWO_IN_CLUSTERS, "bulk": True, "combine": "grid"}),
 ]
 TABLES = "scatter_add(x=f32[4,300], dim=1, index=i64[4,9000], src=f32[4,9000])!indices=zipf"
 BOX = "(x=f32[700,17], dim=0, index=i64[3000,16], src=f32[3001,17])"

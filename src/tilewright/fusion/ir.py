@@ -172,6 +172,11 @@ class Graph:
         return math.prod(self.space[a] for a in self.reduced)
 
     @functools.cached_property
+    def is_total(self) -> bool:
+        """Whether single numbers are all that comes of the elements: a loss, say."""
+        return bool(self.reductions) and not any(any(a.strides) for _, a in self.outputs)
+
+    @functools.cached_property
     def meets_extremes(self) -> bool:
         """Whether sums meet the greatest or least of them where a rounding decides: are compared
         with it, say, as its gradient goes to what equals it. They are computed anew there, and

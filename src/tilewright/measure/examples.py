@@ -220,9 +220,8 @@ def _add_special(
             _put(t, _SPECIAL[0], generator)
         return
     chosen = range(batch.size) if slices is None else slices.tolist()
-    step = max(len(chosen) // (len(_SPECIAL) + 1), 1)
-    for i, t in enumerate(sliced[: 1 if alone else step]):
-        for values, index in itertools.zip_longest(_SPECIAL, chosen[i::step]):
+    for i, (t, own) in enumerate(_dealt(chosen, sliced[: 1 if alone else None])):
+        for values, index in itertools.zip_longest(_SPECIAL, own):
             if index is None:
                 break
             part = t.select(batch.dim, index)
@@ -231,6 +230,21 @@ def _add_special(
                     _distinct(part).fill_(-math.inf)
                 break
             _put(part, values, generator)
+
+
+def _dealt(
+    chosen: Sequence[int], tensors: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Sequence[int]]]:
+    """Which slices are special in which tensor, each in one. Of few slices the first tensor has
+    one for each of the special values, as far as there are so many, and the others what is left."""
+    most = len(_SPECIAL) + 1
+    step = len(chosen) // most
+    if step > 1:
+        yield from ((t, chosen[i::step]) for i, t in enumerate(tensors[:step]))
+        return
+    yield tensors[0], chosen[:most]
+    others = tensors[1:]
+    yield from ((t, chosen[most + i :: len(others)]) for i, t in enumerate(others))
 
 
 def _put(t: Tensor, values: Sequence[float], generator: torch.Generator) -> None:

@@ -79,7 +79,17 @@ def test_one_kernel_serves_any_number_of_rows_with_the_bits_of_one_of_its_own(
     assert len(sources) == 4
 
 
-@pytest.mark.parametrize("text", ["rms_norm(x=f16[64,768])", "layer_norm(x=f32[768,768])"])
+BY_CHANCE = [
+    "rms_norm(x=f16[64,768])",
+    "layer_norm(x=f32[768,768])",
+    "rms_norm(x=f16[8192,4096])",  # 2 / 8192
+    "rms_norm(x=f32[8192,1024])",  # its epsilon
+    "rms_norm(x=f16[769,768])",
+    "rms_norm(x=f32[1,7168])",
+]
+
+
+@pytest.mark.parametrize("text", BY_CHANCE)
 def test_the_width_of_a_row_is_compiled_in(text):
     assert fused.graph_of(Workload.parse(text)).scalars == ()
 

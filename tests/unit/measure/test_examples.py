@@ -90,6 +90,18 @@ def test_few_uneven_rows_are_the_first_kinds_and_the_last():
     assert uneven_rows(x) == ["large", "far", "zero", "peak"]
 
 
+def test_of_few_rows_some_are_special_in_a_second_tensor():
+    text = "add_layer_norm(x=f32[{n},32], residual=f32[{n},32], weight=f32[32], bias=f32[32])"
+    x, residual, *_ = examples_of(text.format(n=8), "special").tensors
+    assert [bool(row.isfinite().all()) for row in x] == [False] * 6 + [True] * 2
+    assert (x == -torch.inf).all(1).tolist() == [False] * 5 + [True] + [False] * 2
+    assert [bool(row.isnan().any()) for row in residual] == [False] * 6 + [True, False]
+    assert [bool((row == torch.inf).any()) for row in residual] == [False] * 7 + [True]
+    x, residual, *_ = examples_of(text.format(n=5), "special").tensors
+    assert not x.isfinite().all(1).any()
+    assert residual.isfinite().all()
+
+
 FAULTS = {
     "the greatest without the last column": (
         lambda x: x.amax(-1), lambda x: x[:, :-1].amax(-1)),

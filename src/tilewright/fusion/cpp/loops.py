@@ -47,13 +47,14 @@ class Loops:
 
     @property
     def dynamic(self) -> tuple[int, ...]:
-        """The axes that have dynamic extents: all but those of a row, if it is not all there is."""
+        """The axes that have dynamic extents: all but those of a row; of a loss that one, too."""
         match self.kind:
             case "columns":
                 return (*self.rows, *self.swept, self.lane)
             case "pointwise":
                 return tuple(pointwise_axes(self.plan.graph, self.rows, self.lane))
-        return tuple(several(self.rows)) if self.rows or len(self.swept) > 1 else (self.lane,)
+        one_row = not self.rows and self.swept == (self.lane,)
+        return (self.lane,) if one_row and self.plan.graph.is_total else tuple(several(self.rows))
 
     @functools.cached_property
     def extents(self) -> dict[str, int]:

@@ -53,9 +53,10 @@ class RowLayout(Kernel):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the width is given: of a whole tensor, it says how many rows that has."""
+        """Whether the width is given: that of a loss says how many rows there are."""
         of_moments = any(n.op == "m2" for n in self.graph.nodes)
-        return not (self.graph.kept or of_moments or self.s.shifted)
+        one_row = not (self.graph.kept or of_moments or self.s.shifted)
+        return one_row and self.graph.is_total
 
     def every_extent(self) -> dict[str, int]:
         every = super().every_extent()
