@@ -157,6 +157,17 @@ def test_rows_taken_in_turn_are_told_with_the_first_reduction_alone(cluster):
     assert launch.signature == "PPPPPPqP"
 
 
+def test_rows_are_not_taken_in_turn_by_parts_of_a_warp():
+    space = row_space(graph_of(Workload.parse("softmax(x=f16[8192,256])")), H200)
+    config = RowSchedule(8, 32, 8, 1, "registers", "two_pass", 1, 1, stages=2, in_turn=True)
+    assert space.why_not(config) is None
+    narrow = replace(config, row_threads=16, min_blocks=2)
+    assert space.why_not(replace(narrow, in_turn=False)) is None
+    assert space.why_not(narrow) == (
+        "rows are taken in turn by warps of a persistent kernel that adds up no columns"
+    )
+
+
 def test_a_search_begins_with_persistent_and_plain_schedules_in_every_way_to_walk():
     graph = graph_of(Workload.parse(NORM.format(h=16384)))
     found = target.promising(graph, H200)

@@ -130,6 +130,7 @@ def test_rows_that_come_in_bulk_are_awaited_and_not_overwritten(rows, changed):
     "changed",
     [
         {"in_turn": True, "stages": 2},
+        {"moments": "merge", "stages": 1},
         {"bulk": True, "stages": 3, "rows_per_block": 1, "row_threads": 128},
         {"bulk": True, "stages": 2, "rows_per_thread": 2, "in_turn": True},
         {"cluster": 4, "stages": 2, "in_turn": True, "bulk": True},
@@ -141,6 +142,14 @@ def test_any_warp_may_be_late(changed):
     check(
         NORM.format(r=31, h=2000 if "cluster" in changed else 520), replace(PERSISTENT, **changed)
     )
+
+
+@pytest.mark.usefixtures("late_warps")
+def test_late_warps_read_rows_that_came_in_bulk_where_no_row_is_reduced(forgets_functions):
+    """And so nothing but a barrier of its own keeps the next rows from overwriting them."""
+    fuse(lambda a, b: (a * b, (a * b).sum(0)), name="products_and_sums")
+    config = RowSchedule(4, 128, 2, 1, "registers", "two_pass", 1, 1, stages=2, bulk=True)
+    check("products_and_sums(a=f32[37,520], b=f32[37,520])", config)
 
 
 @pytest.mark.parametrize(

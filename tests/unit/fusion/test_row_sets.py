@@ -169,6 +169,13 @@ def test_a_search_begins_with_what_is_chosen_untuned_and_a_set_fills_a_block():
     assert space.why_not(alone) == "1 rows of sets of 32"
 
 
+def test_a_row_of_a_set_is_no_part_of_a_warp():
+    sets = sets_of(normed_gradients("f16", "2,32,16,16", 32))
+    space, config = set_space(sets, H100), set_heuristic(sets, H100)
+    assert space.why_not(replace(config, row_threads=32)) is None
+    assert space.why_not(replace(config, row_threads=16)) == "a row takes whole warps"
+
+
 def test_one_kernel_serves_any_number_of_images():
     sources = set()
     for n in (104, 111, 120, 128):

@@ -231,6 +231,14 @@ def test_blocks_of_samples_leave_little_of_a_device_idle(resident, samples, rows
     assert launch(samples, 4, cluster, most=blocks).walking(rows, resident) == blocks
 
 
+@pytest.mark.parametrize("resident", [120, 264])
+@pytest.mark.parametrize(("samples", "rows"), [(1, 4096), (7, 4096), (32, 256), (132, 16)])
+def test_no_more_blocks_walk_than_there_is_room_for_what_they_leave(samples, rows, resident):
+    """However many run at once: of other numbers, others would be the fastest."""
+    most = launch(samples, 4).walking(rows, 132)
+    assert 0 < launch(samples, 4, most=most).walking(rows, resident) <= most
+
+
 def test_few_samples_take_a_block_of_every_sm():
     assert launch(32, 8).walking(256, 132) == 4
     assert launch(100, 8).walking(1024, 132) * 100 > 3 * 132
