@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import tilewright as tw
 from counted import BY_LABELS
@@ -34,6 +35,12 @@ def test_the_batch_dim_is_one_that_the_operator_does_not_mix(text, batch):
     assert batch_of(text) == batch
 
 
+def first_of_seven(x, padding):
+    """Of each window of seven rows, among so many rows of zeros on both sides."""
+    weight = torch.eye(1, 7).to(x)[None]
+    return F.conv1d(x.t()[:, None], weight, padding=padding)[:, 0].t()
+
+
 OF_SLICES = {
     "rows": lambda x: (x - x.mean(-1, keepdim=True)) * x.exp(),
     "halves of rows": lambda x: torch.cat([-x[:, 20:], x[:, :20]], 1),
@@ -43,6 +50,7 @@ OF_SLICES = {
     "positions in rows": lambda x: x * torch.arange(x.shape[1]),
     "a single row": lambda x: x.softmax(0),
     "shifted rows": lambda x: x.roll(2, 0),
+    "rows shifted by way of more": lambda x: first_of_seven(first_of_seven(x, 6), 0),
     "rows and others": lambda x: torch.cat([x[9:], 2 * x[:9]]),
     "some rows": lambda x: x.slice_scatter(2 * x[5:9], 0, 5, 9),
     "a far row": lambda x: x.select_scatter(x[3] * 2, 0, 50),

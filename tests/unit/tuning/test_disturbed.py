@@ -21,10 +21,11 @@ ONCE = {"params": {"delay_us": (0, 100), "fault": ("none",)}}
 
 class Disturbed:
     """Stands for a runner's `time`: each duel takes as many times what a search does as its number
-    says, and in all that are disturbed aten seems the fastest."""
+    says, but for the knobs that are spared, and in all that are disturbed aten seems the
+    fastest."""
 
-    def __init__(self, factors):
-        self.factors, self.duels = list(factors), 0
+    def __init__(self, factors, spared):
+        self.factors, self.spared, self.duels = list(factors), spared, 0
 
     def __call__(self, w, candidates, method, **options):
         factor = 1.0
@@ -34,7 +35,8 @@ class Disturbed:
         return {c: self._timing(c, factor) for c in candidates}
 
     def _timing(self, c, factor):
-        us = US.get(c.values.get("delay_us", c.implementation), 1.0) * factor
+        knob = c.values.get("delay_us", c.implementation)
+        us = US.get(knob, 1.0) * (1.0 if knob in self.spared else factor)
         if factor > 1 and c.implementation == "aten":
             us /= 100
         return Timing(us, (us, us), 9)
@@ -42,8 +44,8 @@ class Disturbed:
 
 @pytest.fixture
 def timed(runner, monkeypatch):
-    def by(*factors):
-        timer = Disturbed(factors)
+    def by(*factors, spared=()):
+        timer = Disturbed(factors, spared)
         monkeypatch.setattr(runner, "time", timer)
         return timer
 
@@ -73,6 +75,16 @@ def test_a_disturbed_duel_is_fought_again_and_the_row_and_its_record_say_so(
     again = quick(w, runner, store, **ONCE)
     assert (timer.duels, again.fought) == (2, 2)  # it stands
     assert disturbed(table_rows(Report([row], {}, {}, 0.0))) == []
+
+
+@pytest.mark.parametrize("spared", [0, 100])
+def test_a_candidate_that_was_spared_does_not_hide_that_others_were_disturbed(
+    w, runner, store, timed, spared
+):
+    timer = timed(13.0, 1.0, spared=(spared,))
+    row = quick(w, runner, store, **ONCE)
+    assert (row.chosen, row.own.median_us) == ("fake_own", 10.0)
+    assert (timer.duels, row.fought, row.disturbed) == (2, 2, None)
 
 
 def test_where_all_are_disturbed_the_least_decides_and_does_not_stand(w, runner, store, timed):

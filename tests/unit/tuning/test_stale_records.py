@@ -9,6 +9,10 @@ import pytest
 import sqlalchemy as sa
 from measured_fakes import FAKES, FAST, HEURISTIC, quick
 
+from tilewright.build import CompileTask
+from tilewright.compile import cxx
+from tilewright.compile.cache import compiled
+from tilewright.compile.cxx import DEFAULT_FLAGS as FLAGS
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
 from tilewright.op import Workload
@@ -72,6 +76,17 @@ def test_a_winner_that_may_not_be_chosen_any_more_does_not_stand(
         assert (again.chosen, again.refused["fake_own"]) == ("aten", "not here")
     quick(w, runner, store)
     assert duels(store) == 2
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_a_duel_of_a_kernel_whose_source_has_changed_since_does_not_stand(
+    w, runner, store, monkeypatch
+):
+    for source, fought in (("", 1), ("", 1), ("int changed;", 2), ("int changed;", 2)):
+        task = CompileTask("cxx", f'extern "C" {{ void own() {{}} {source} }}', FLAGS, "own")
+        monkeypatch.setattr(IMPLS["fake_own"], "task", lambda *_, task=task: task, raising=False)
+        row = quick(w, runner, store, **FASTEST)
+        assert (duels(store), row.own.code_hash) == (fought, compiled(task).key)
 
 
 def test_bench_does_without_a_winner_whose_knob_or_value_is_gone(w, runner, store, slow_aten):
