@@ -157,6 +157,17 @@ def test_rows_taken_in_turn_are_told_with_the_first_reduction_alone(cluster):
     assert launch.signature == "PPPPPPqP"
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_shared_memory_of_sums_over_rows_is_no_more_than_was_reckoned(dtype):
+    x, of_rows = f"{dtype}[8192,1032]", f"{dtype}[8192,1]"
+    given = f"grad_output={x}, x={x}, mean={of_rows}, rstd={of_rows}, weight={dtype}[1032]"
+    graph = graph_of(Workload.parse(f"layer_norm_backward({given})"))
+    footprint = Footprint(target.one_pass(graph, H200))
+    for config in target.space(graph, H200).sample(random.Random(0), 40):
+        launch = target.emit(graph, config, H200)[1]
+        assert launch.shared_bytes <= footprint.shared_bytes(config), config
+
+
 def test_rows_are_not_taken_in_turn_by_parts_of_a_warp():
     space = row_space(graph_of(Workload.parse("softmax(x=f16[8192,256])")), H200)
     config = RowSchedule(8, 32, 8, 1, "registers", "two_pass", 1, 1, stages=2, in_turn=True)

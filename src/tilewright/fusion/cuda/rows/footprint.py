@@ -35,8 +35,6 @@ SHARING_REGISTERS = 20
 SHIFTING_REGISTERS = 5
 """For each element of a shifted vector, beside sums over rows, to tell what lies in the row: of 178
 untuned kernels 8 spilled 12 to 312 bytes that were reckoned without (NVRTC 13.0)."""
-COLUMN_ITEMSIZE = 4
-"""Bytes of what is added up over rows: fp32 for halves and fp32."""
 MOST_AGAIN = 16
 """Instructions for an element that later sweeps compute again, where it could be kept: softmax's
 own are 3 or 10."""
@@ -62,6 +60,8 @@ class Footprint:
         scalars = [a for a in graph.memory if a not in along and (any(a.strides) or not graph.kept)]
         self.queued_scalars = [a for a in scalars if a.itemsize >= 4]
         self.columns = getattr(graph, "columns", ())
+        added = graph.outputs[getattr(graph, "first_column", len(graph.outputs)) :]
+        self.column_itemsize = 8 if any(a.dtype == "f64" for _, a in added) else 4
         self.has_moments = any(n.op == "m2" for n in graph.nodes)
         self.row_partials = 0 if self.columns else partials_of_row(graph)
         self.graph = graph
@@ -217,7 +217,7 @@ class Footprint:
 
     def column_bytes(self, c: RowSchedule) -> int:
         """Of one thread: what it adds up over rows."""
-        return self.turns(c) * len(self.columns) * c.vector * COLUMN_ITEMSIZE
+        return self.turns(c) * len(self.columns) * c.vector * self.column_itemsize
 
     def exchanged_bytes(self, c: RowSchedule) -> int:
         """Of one block, for what warps of a cluster tell each other: two buffers, with a barrier
@@ -241,7 +241,7 @@ class Footprint:
         if c.combine == "grid":
             columns = len(self.columns)
             shares = finish_shares(self.width)
-            joining = finish_bytes(shares, columns, c.block_threads, COLUMN_ITEMSIZE)
+            joining = finish_bytes(shares, columns, c.block_threads, self.column_itemsize)
             found = max(found, joining)
         return found
 

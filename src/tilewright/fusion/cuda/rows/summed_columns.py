@@ -13,7 +13,6 @@ from typing import Any
 from tilewright.device import DeviceSpec
 from tilewright.fusion.cuda.rows.few_rows import FULL_ROW_BYTES, SPARE_REGISTERS
 from tilewright.fusion.cuda.rows.footprint import (
-    COLUMN_ITEMSIZE,
     MANY_STEPS,
     Footprint,
     estimated_registers,
@@ -241,7 +240,7 @@ def _column_bytes(c: RowSchedule, footprint: Footprint, device: DeviceSpec) -> i
     at_once = clusters * c.rows_per_block * c.rows_per_thread
     walked = math.ceil(footprint.rows / at_once) * at_once
     partials = clusters * footprint.width * len(footprint.columns)
-    return walked * footprint.queued_bytes + 2 * partials * COLUMN_ITEMSIZE
+    return walked * footprint.queued_bytes + 2 * partials * footprint.column_itemsize
 
 
 def column_block_variations(c: RowSchedule) -> Iterator[RowSchedule]:

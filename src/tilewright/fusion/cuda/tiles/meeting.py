@@ -37,7 +37,8 @@ class SharedWalkKernel(TileKernel):
         return TensorSpec(self.dtype, (len(self.sums) * self.tiles.blocks * self.columns,))
 
     def tensors(self) -> list[str]:
-        return [*super().tensors(), f"{TYPES[self.dtype]}* __restrict__ partials"]
+        # Read again after it was written, by others: not restricted.
+        return [*super().tensors(), f"{TYPES[self.dtype]}* partials"]
 
     def numbers(self) -> list[str]:
         return ["u32* counters", *super().numbers()]
