@@ -77,7 +77,7 @@ class Record:
     Attributes:
         workload, op: the workload's text and its operator's name.
         implementation, config, code_hash: the candidate; `code_hash` is over the emitted source,
-            the flags and the compiler's version.
+            the flags and the compiler's version, of several kernels over theirs.
         status: "ok", or why not, one of STATUSES; only "ok" can win.
         message: in words, what is behind the status.
         median_us, ci_low_us, ci_high_us, samples: the whole call's time and the 95% interval of

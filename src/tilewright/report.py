@@ -48,8 +48,8 @@ class Own(Measured):
     Attributes:
         resources: what the compiler gave it; empty where the compiler does not say.
         heuristic_us: the same implementation's untuned config, in the same duel.
-        code_hash: of what was compiled, by which the cache has it; "" where nothing was, and in
-            older files.
+        code_hash: of what was compiled, by which the cache has it if it is one kernel; "" where
+            nothing was, and in older files.
     """
 
     implementation: str

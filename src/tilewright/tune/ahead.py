@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import Compiled
 from tilewright.compile.pool import CompilePool
+from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError
+from tilewright.impl import Implementation
 from tilewright.measure.candidate import Candidate
+from tilewright.op import Workload
 
 Built = tuple[Candidate, Compiled | CompileError | None]
 """A candidate and its binary; None where it compiles nothing beforehand."""
 
 GROUP = 32
 """At most so many candidates are verified and timed in one request."""
+
+
+def needed(
+    implementation: Implementation, config: Any, w: Workload, device: DeviceSpec
+) -> list[CompileTask]:
+    """What is compiled of a config, then what runs before and after it."""
+    own = implementation.task(config, w, device)
+    return [own, *(t for t in implementation.tasks(config, w, device) if t != own)] if own else []
+
+
+def code_of(binaries: Sequence[Compiled]) -> str:
+    """The `code_hash` of what is measured: a binary's key, or a digest of several."""
+    keys = [binary.key for binary in binaries]
+    return keys[0] if len(keys) == 1 else hashlib.sha256(" ".join(keys).encode()).hexdigest()
 
 
 def built(
@@ -28,7 +48,7 @@ def built(
     """Each candidate once, as its compilation completes; equal tasks are compiled once.
 
     Args:
-        tasks_of: all that a candidate needs; its binary is the first's.
+        tasks_of: all that a candidate needs; its binary is the first's, by the code of all.
     """
     known: dict[CompileTask, Compiled | CompileError] = {}
     waiting: dict[Candidate, Sequence[CompileTask]] = {}
@@ -48,8 +68,10 @@ def built(
             if all(task in known for task in needed):
                 del waiting[candidate]
                 results = [known[task] for task in needed]
-                failed = (r for r in results if isinstance(r, CompileError))
-                yield candidate, next(failed, results[0] if results else None)
+                failed = [r for r in results if isinstance(r, CompileError)]
+                binaries = [r for r in results if not isinstance(r, CompileError)]
+                own = replace(binaries[0], key=code_of(binaries)) if binaries else None
+                yield candidate, failed[0] if failed else own
         while done:
             yield done.popleft()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.compile.cache import compiled
+from tilewright.compile.cache import Compiled, compiled
 from tilewright.device import DeviceSpec
 from tilewright.errors import CompileError, InvalidArgument
 from tilewright.impl import IMPLS, OWN_BACKENDS
@@ -17,6 +17,7 @@ from tilewright.op import Workload
 from tilewright.record import BESIDE, Record
 from tilewright.report import Baseline, NoneRight, Own, Row, Verified
 from tilewright.space import ConfigSpace
+from tilewright.tune.ahead import code_of, needed
 from tilewright.tune.choice import (
     COMPETING,
     best_own,
@@ -300,18 +301,20 @@ def _searched_before(fought: Sequence[Record]) -> tuple[set[str], str]:
 
 
 def _same_code(session: Session, w: Workload, record: Record) -> bool:
-    """Whether building the recorded candidate now would give the binary that was measured."""
+    """Whether building the recorded candidate now would give the binaries that were measured."""
     implementation = IMPLS[record.implementation]
     if record.status in BESIDE or implementation.backend not in OWN_BACKENDS:
         return True
     space = implementation.space(w, session.spec)
     if set(record.config) != set(space.values):
         return False
+    config, binaries = space.config(record.config), list[Compiled]()
     try:
-        task = implementation.task(space.config(record.config), w, session.spec)
-        return task is None or compiled(task).key == record.code_hash
+        for _ in range(2):  # kernels beside it that spill give way to others, once compiled
+            binaries = [*map(compiled, needed(implementation, config, w, session.spec))]
     except CompileError:
         return False
+    return not binaries or code_of(binaries) == record.code_hash
 
 
 def recorded_config(space: ConfigSpace[Any], record: Record) -> Any:

@@ -16,7 +16,7 @@ from tilewright.measure.timing import Timing
 from tilewright.op import Workload
 from tilewright.record import Record
 from tilewright.search import Budget, successive_halving
-from tilewright.tune.ahead import built, grouped
+from tilewright.tune.ahead import built, grouped, needed
 from tilewright.tune.choice import least_waited
 from tilewright.tune.session import Session, code_hash
 from tilewright.tune.spread import Times
@@ -169,11 +169,8 @@ class Trial:
         return grouped(items, self.session.overlap)
 
     def _tasks(self, candidate: Candidate) -> list[CompileTask]:
-        """What is compiled of its config, then what runs before and after it."""
         implementation, w, spec = IMPLS[candidate.implementation], self.w, self.session.spec
-        config = candidate.resolve(w, spec)
-        own = implementation.task(config, w, spec)
-        return [own, *(t for t in implementation.tasks(config, w, spec) if t != own)] if own else []
+        return needed(implementation, candidate.resolve(w, spec), w, spec)
 
     def _admit(self, candidate: Candidate, result: Compiled | CompileError | None) -> Entry | None:
         """The entry of a candidate that may be verified now; None for failures and spillers."""

@@ -89,6 +89,22 @@ def test_a_duel_of_a_kernel_whose_source_has_changed_since_does_not_stand(
         assert (duels(store), row.own.code_hash) == (fought, compiled(task).key)
 
 
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_nor_does_one_of_a_kernel_before_it_that_has_changed(w, runner, store, monkeypatch):
+    own, *before = (
+        CompileTask("cxx", f'extern "C" {{ void own() {{}} {source} }}', FLAGS, "own")
+        for source in ("", "int before;", "int changed;")
+    )
+    monkeypatch.setattr(IMPLS["fake_own"], "task", lambda *_: own, raising=False)
+    found = []
+    for first, fought in ((before[0], 1), (before[0], 1), (before[1], 2), (before[1], 2)):
+        tasks = first, own
+        monkeypatch.setattr(IMPLS["fake_own"], "tasks", lambda *_, t=tasks: t, raising=False)
+        found.append(quick(w, runner, store, **FASTEST).own.code_hash)
+        assert duels(store) == fought
+    assert found[0] == found[1] != found[2] == found[3]
+
+
 def test_bench_does_without_a_winner_whose_knob_or_value_is_gone(w, runner, store, slow_aten):
     quick(w, runner, store)
     winner = next(r for r in store.query(final=True, implementation="fake_own", status="ok"))
