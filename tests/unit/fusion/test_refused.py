@@ -355,6 +355,8 @@ def test_it_is_said_what_kernels_have_not(function, told):
         lambda x: torch.lerp(x, x + 1, 0.5),
         lambda x: F.huber_loss(x, x + 1),
         lambda x: torch.logaddexp(x, x),
+        lambda x: x.round(decimals=-1),
+        lambda x: (x + 1).round_(decimals=1),
     ],
 )
 def test_steps_that_pytorch_has_not_for_whole_numbers_are_refused(function):

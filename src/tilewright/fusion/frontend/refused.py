@@ -28,6 +28,7 @@ _MAKES_NO_BOOLEANS = {
 _OF_FLOATS = {
     *("gelu", "silu", "mish", "glu", "elu", "celu", "softplus", "log_sigmoid_forward", "hardswish"),
     *("hardsigmoid", "hardshrink", "lerp", "huber_loss", "logaddexp", "logaddexp2"),
+    "round.decimals",
 }
 """Fake tensors take these of whole numbers alone, too."""
 _SOFTMAXES = {"_softmax", "_log_softmax"}
@@ -55,9 +56,11 @@ class Refusing(TorchDispatchMode):
             name = function._schema.name.removeprefix("aten::")
             _check_booleans(name, args, kwargs or {})
             tensors = [a for a in args if isinstance(a, Tensor)]
-            if name.removesuffix("_") in _OF_FLOATS and all(map(_is_whole, tensors)):
+            step = name.removesuffix("_")
+            of_floats = _OF_FLOATS & {step, f"{step}.{function._overloadname}"}
+            if of_floats and all(map(_is_whole, tensors)):
                 raise RuntimeError(
-                    f"PyTorch has no {name} of {args[0].dtype}; cast it first: .float()"
+                    f"PyTorch has no {of_floats.pop()} of {args[0].dtype}; cast it first: .float()"
                 )
             if name in _SOFTMAXES:
                 canonicalize_dim(args[0].dim(), args[1])
@@ -70,7 +73,7 @@ class Refusing(TorchDispatchMode):
             if function._schema.is_mutable:
                 _check_memory(function, args)
             out = function(*args, **(kwargs or {}))
-            if _is_boolean(out) and _makes_no_boolean(name.removesuffix("_"), args):
+            if _is_boolean(out) and _makes_no_boolean(step, args):
                 raise _none_of_pytorchs(name)
             return out
         return function(*args, **(kwargs or {}))
