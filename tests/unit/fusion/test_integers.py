@@ -112,6 +112,35 @@ def test_other_steps_of_them_are_named(function, told):
         fused(torch.arange(6), torch.randn(6))
 
 
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [
+        (lambda a: a.clamp(-3, 2**40), 2**40),
+        (lambda a: a.clamp(-(2**31) - 1), -(2**31) - 1),
+        (lambda a: a.clamp_min(2**31), 2**31),
+        (lambda a: a.clone().clamp_max_(-(2**40)), -(2**40)),
+        (lambda a: torch.add(a, a, alpha=2**40), 2**40),
+        (lambda a: torch.sub(a, 1, alpha=2**40), 2**40),
+    ],
+)
+def test_bounds_beyond_the_dtype_are_refused_as_pytorch_refuses_them(function, number):
+    a = torch.arange(3, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="cannot be converted to type int without overflow"):
+        function(a)
+    with pytest.raises(NoImplementation, match=rf"with {number} of torch\.int32.*\.long\(\)"):
+        tw.fuse(function, name="of_integers")(a)
+    assert_equal(tw.fuse(function, name="of_integers")(a.long()), function(a.long()))
+
+
+def test_summands_and_factors_beyond_the_dtype_wrap_as_pytorchs_do():
+    def function(a):
+        return a + 2**40, 2**31 - a, a * 2**31, a.clamp(-(2**31), 2**31 - 1)
+
+    a = torch.arange(3, dtype=torch.int32)
+    for own, right in zip(tw.fuse(function, name="of_integers")(a), function(a), strict=True):
+        assert_equal(own, right)
+
+
 def test_a_calls_numbers_and_sizes_need_no_other_function():
     fused = tw.fuse(lambda a, x, by: torch.where(a > 2, x, by), name="chosen", scalars=["by"])
     for n in (5, 64, 1000):

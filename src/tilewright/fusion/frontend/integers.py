@@ -63,10 +63,12 @@ class IntegerBuilder(PieceBuilder):
         found = [self.integer(v, dtype) for v in values]
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
+            _check_held(node, [alpha], out)
             found[1] = self.binary("mul", found[1], self.whole_number(alpha, dtype))
         if name == "where":
             return self.combine("where", [self.value(node.args[0]), *found])
         if name == "clamp":
+            _check_held(node, given[1:], out)
             value, *bounds = found
             names = ("maximum", "minimum") if node.args[1] is not None else ("minimum",)
             for extreme, bound in zip(names, bounds, strict=False):
@@ -105,6 +107,17 @@ def _is_whole(argument: Any) -> bool:
     if isinstance(argument, fx.Node):
         return not argument.meta["val"].dtype.is_floating_point
     return not isinstance(argument, float)
+
+
+def _check_held(node: Any, numbers: Sequence[Any], dtype: torch.dtype) -> None:
+    """PyTorch takes no bound beyond the dtype, and no alpha; other operands wrap, there as here."""
+    info = torch.iinfo(dtype)
+    for number in numbers:
+        if isinstance(number, int) and not info.min <= number <= info.max:
+            raise Unsupported(
+                f"{node.target} with {number} of {dtype}, which ends at {info.min} and {info.max}; "
+                "give a number in between, or cast first: .long()"
+            )
 
 
 def _is_positive(divisor: Any, dtype: torch.dtype) -> bool:
