@@ -241,6 +241,22 @@ def test_a_row_of_one_and_labels_of_32_bits():
     assert torch.equal(fused(x, labels), x)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x.max(0).values * 2,
+        lambda x, i: x.min(-1, keepdim=True).values * x,
+        lambda x, i: x.gather(0, i) * x,
+        lambda x, i: x.scatter_add(-1, i, x * 2) * x,
+    ],
+)
+def test_a_number_is_a_row_of_one(function):
+    x, i = torch.tensor(3.0, requires_grad=True), torch.tensor(0)
+    found, right = tw.fuse(function, name="alone")(x, i), function(x, i)
+    assert torch.equal(found, right)
+    assert torch.equal(*torch.autograd.grad(found, x), *torch.autograd.grad(right, x))
+
+
 def test_the_loss_of_labels_is_one_walk_over_logits():
     """And puts together what blocks found; its gradient is one walk over them again."""
     x, labels = torch.zeros(8192, 4096), torch.zeros(8192, dtype=torch.int64)

@@ -66,7 +66,7 @@ class IndexBuilder(IntegerBuilder):
             return self.picked_of_pieces(named, given, dim)
         alone = self.combine("where", [named, given, self.number(0.0)])
         at, whole, _ = self.steps[alone.node].args  # which may run along other axes by now
-        along = self.axes.along((alone.dims[dim],))  # of a row of one element nothing
+        along = self.axes.along(alone.dims[dim : dim + 1])  # of a row of one element nothing
         dims = tuple(() if d == dim else rest for d, rest in enumerate(alone.dims))
         runs = self.axes.roots(self.steps[whole].axes)
         if along.isdisjoint(runs):  # not along all that the index does, either
@@ -168,16 +168,17 @@ class IndexBuilder(IntegerBuilder):
         given = arguments_of(node)
         shape, index = (tuple(given[n].meta["val"].shape) for n in ("self", "index"))
         dim = given["dim"] % max(len(shape), 1)
-        if not shape or index != (*shape[:dim], 1, *shape[dim + 1 :]):
+        size = shape[dim] if shape else 1  # a number is a row of one
+        if index != tuple(1 if d == dim else n for d, n in enumerate(shape)):
             raise Unsupported(
                 f"{node.target} by an index of {list(index)} along dim {dim} of {list(shape)}; one "
                 "element of each row is taken"
             )
         index_of = self.mapped(
-            self.whole(given["index"]), lambda v: self.within(self.integer(v, "i64"), shape[dim])
+            self.whole(given["index"]), lambda v: self.within(self.integer(v, "i64"), size)
         )
         along = [n if d == dim else 1 for d, n in enumerate(shape)]
-        positions = self.regrouped(self.positions(shape[dim], "i32"), along)
+        positions = self.regrouped(self.positions(size, "i32"), along)
         assert isinstance(positions, Value)
         if isinstance(index_of, Value):
             return self.combine("eq", [index_of, positions]), dim
