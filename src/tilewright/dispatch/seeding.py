@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
         if seed is None:
             return function(*args[:place], **kwargs)
         if not isinstance(seed, Tensor) or seed.dtype != torch.int64 or seed.dim():
-            raise InvalidType(f"{function.__name__}: {SEED} should be an int64 scalar tensor")
+            raise no_seed(function.__name__, list(signature.parameters))
         with Seeded(_as_it_is(seed)):
             return function(*args[:place], **kwargs)
 
@@ -50,6 +50,16 @@ def with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
     reference.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
     reference.__annotations__ = {**function.__annotations__, SEED: Tensor | None}
     return reference
+
+
+def no_seed(name: str, own: Sequence[str], given: Any = None) -> InvalidType:
+    """What was given for one is most likely an argument too many."""
+    told = SEED if given is None else f"{SEED}={given}"
+    as_tensor = f": torch.tensor({given})" if type(given) is int else ""
+    return InvalidType(
+        f"{name}({', '.join(own)}): {told}, given beside its arguments, should be an int64 scalar "
+        f"tensor, which decides what the function draws{as_tensor}"
+    )
 
 
 def _as_it_is(seed: Tensor) -> Tensor:

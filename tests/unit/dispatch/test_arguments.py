@@ -411,11 +411,14 @@ def test_what_is_neither_a_tensor_nor_a_number_is_named_or_left_to_pytorch(other
 @pytest.mark.usefixtures("forgets_functions")
 def test_an_argument_of_a_fused_function_too_many_is_told_from_a_seed():
     product = tw.fuse(lambda x, y: x * y, name="product")
-    told = r"seed=f32\[2,3\] should.*; .* behind 2 other arguments \(x, y\) is the seed"
-    with pytest.raises(InvalidArgument, match=told):
-        product(X, X, X)
+    told = r"product\(x, y\): seed={}, given beside its arguments, should be an int64 scalar tensor"
+    needing = X.clone().requires_grad_()
+    for other, shown in ((X, r"f32\[2,3\]"), (2, "2"), (2.5, "2.5"), ("a", "a")):
+        for call in (lambda v: product(X, 1, v), lambda v: product(needing, 1, seed=v)):
+            with pytest.raises(InvalidType, match=told.format(shown)):
+                call(other)
     for call in (tw.fuse(lambda x, y: x * y, name="left", fallback=True), torch.vmap(product)):
-        with pytest.raises(InvalidType, match="seed should be an int64 scalar tensor"):
+        with pytest.raises(InvalidType, match=r"\(x, y\): seed, given beside its arguments, "):
             call(X, X, X)
 
 
@@ -525,5 +528,5 @@ def test_a_config_that_is_none_is_refused_at_once(config):
 @pytest.mark.usefixtures("forgets_functions")
 def test_a_seed_that_is_a_number_is_told_as_a_tensor():
     dropped = tw.fuse(lambda x: torch.dropout(x, 0.5, True), name="dropped_by_number")
-    with pytest.raises(InvalidType, match=r"seed=5 should be .*: torch.tensor\(5\)$"):
+    with pytest.raises(InvalidType, match=r"seed=5, .* should be .*: torch.tensor\(5\)$"):
         dropped(torch.ones(4), seed=5)

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from tilewright.dispatch.prepared import state
-from tilewright.dispatch.seeding import SPEC, draws
+from tilewright.dispatch.seeding import SPEC, draws, no_seed
 from tilewright.errors import InvalidArgument, InvalidType, NoImplementation
 from tilewright.fakes import without_compiled_autograd
 from tilewright.fusion.frontend.families import forget, outputs_of
@@ -52,6 +52,14 @@ class FusedFunction(Op):
         own = self.parameters
         given = [n for n in arguments if n not in own and re.fullmatch(r"grad_output\d*", n)]
         return backward_operator(self, len(given) or None)
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        seed = given.get(self.seed) if self.seed is not None else None
+        is_one = isinstance(seed, TensorSpec) and (seed.dtype, seed.shape) == ("i64", ())
+        if seed is not None and not is_one:
+            own = [n for n in self.parameters if n != self.seed]
+            raise no_seed(self.name, own, seed)
+        return super().resolve(given)
 
     def draws(self, w: Workload) -> bool:
         try:
@@ -318,13 +326,6 @@ def check(name: str, seed: str | None, args: dict[str, Any]) -> dict[str, Any]:
     if not tensors:
         raise InvalidArgument(f"{name}: no argument is a tensor; it needs at least one")
     if seed is not None and args[seed] is not None:
-        spec = tensors.pop(seed, args[seed])
-        if not isinstance(spec, TensorSpec) or (spec.dtype, spec.shape) != ("i64", ()):
-            own = [n for n in args if n != seed]
-            raise InvalidArgument(
-                f"{name}: {seed}={spec} should be an int64 scalar tensor; what is given by place "
-                f"behind {len(own)} other arguments ({', '.join(own)}) is the seed"
-            )
         args = {**args, seed: SPEC}
     return args
 
