@@ -14,6 +14,7 @@ from tilewright.dispatch.pytorch import as_pytorch, by_place, outliving_indices
 from tilewright.dispatch.seeding import fresh_seed
 from tilewright.dispatch.selection import any_forced, as_before
 from tilewright.errors import InvalidArgument, NoImplementation
+from tilewright.impls._vendor import tracked
 from tilewright.op import OPS, Op
 
 
@@ -29,7 +30,7 @@ class Recomputed(torch.autograd.Function):
         """`forward(*args)`, without a graph; `args` are the reference's, in its order."""
         ctx.op = op
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(a for a in args if isinstance(a, Tensor)))
+        ctx.save_for_backward(*(tracked(a) for a in args if isinstance(a, Tensor)))
         ctx.constants = [None if isinstance(a, Tensor) else (a,) for a in args]
         return forward(*args)
 
@@ -63,7 +64,7 @@ class Generated(torch.autograd.Function):
         if way.wide:
             outs = outs[: len(way.op.returns)]
             found = outs[0] if len(outs) == 1 else outs
-        ctx.save_for_backward(*[args[i] for i in way.kept], *kept_outputs)
+        ctx.save_for_backward(*[tracked(args[i]) for i in way.kept], *kept_outputs)
         ctx.unread = [_Layout.of(args[i]) for i in way.unread]
         ctx.constants = [*args]
         for i in way.tensor_places:

@@ -195,14 +195,21 @@ def test_no_gradient_is_recorded_where_none_is_wanted(anew):
     assert fused(x, y).requires_grad
 
 
-def test_tensors_of_inference_mode_are_no_others(anew):
+@pytest.mark.parametrize("by", [None, "fused", "aten"])
+def test_copies_of_what_inference_mode_made_are_kept(anew, by):
+    """PyTorch keeps what the function first computes of them, and refuses the rest."""
     x, y = leaves()
     fused = remembered(swiglu, x, y.detach())
     with torch.inference_mode():
         z = torch.randn(8, 8)
-    for function in (fused, swiglu):
-        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-            function(x, z)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        swiglu(x, z)
+    with tw.use(by) if by else contextlib.nullcontext():
+        found = fused(x, z)
+    (right,) = torch.autograd.grad(swiglu(x, z.clone()).sum(), x)
+    with torch.inference_mode():
+        z.zero_()
+    torch.testing.assert_close(*torch.autograd.grad(found.sum(), x), right)
 
 
 def test_some_of_the_gradients_may_be_asked_for():
