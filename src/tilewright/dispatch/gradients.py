@@ -16,7 +16,7 @@ from tilewright.dispatch.prepared import place_of, state
 from tilewright.dispatch.seeding import seeded
 from tilewright.errors import InvalidArgument, NoImplementation
 from tilewright.fusion.frontend.families import outputs_of
-from tilewright.fusion.frontend.reach import Reach, reached
+from tilewright.fusion.frontend.reach import Reach, memories, reached
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.remembered import remembered
 from tilewright.impls.fused import graph_of
@@ -323,21 +323,25 @@ def _of_kernels(
 
 
 def _same_gradients(w: Workload, given: Sequence[str]) -> dict[str, str]:
-    """Of a fused function's gradients, those that another tensor of the call is: a residual's is
-    one that is given, and two tensors that are added have one."""
+    """Of a fused function's gradients, those that another tensor of the call is, as they are
+    PyTorch's: a residual's is one that is given, and two tensors that are added have one. Others
+    that are equal have memory of their own, which a hook may write to."""
     graph = graph_of(w)
     if not isinstance(graph, Graph) or graph.tensors:
         return {}
+    pytorchs = memories(w)
 
-    def memory(node: int, access: Access, spec: TensorSpec) -> tuple[Any, ...]:
-        return node, access.strides, access.offset, spec.dtype, spec.shape, spec.real_strides
+    def memory(own: int, node: int, access: Access, spec: TensorSpec) -> tuple[Any, ...]:
+        layout = access.strides, access.offset, spec.dtype, spec.shape, spec.real_strides
+        return own, node, *layout
 
     loads = {n.attr: i for i, n in enumerate(graph.nodes) if n.op == "load"}
     found = {
-        memory(loads[place], graph.inputs[place], spec): name
+        memory(pytorchs[place], loads[place], graph.inputs[place], spec): name
         for place, (name, spec) in enumerate(w.tensors.items())
         if name in given and place in loads
     }
     gradients: Any = w["grads"]
-    computed = zip(gradients, graph.outputs, outputs_of(w), strict=True)
-    return {name: found.setdefault(memory(*o, spec), name) for name, o, spec in computed}
+    own = pytorchs[len(w.tensors) :]
+    computed = zip(gradients, own, graph.outputs, outputs_of(w), strict=True)
+    return {name: found.setdefault(memory(m, *o, spec), name) for name, m, o, spec in computed}

@@ -1,5 +1,5 @@
-"""A gradient that another tensor of the backward is, is that tensor: nobody computes it, nor copies
-it. As PyTorch's own addition hands on what it was given."""
+"""A gradient that another tensor of PyTorch's backward is, is that tensor here: nobody computes it,
+nor copies it. As PyTorch's own addition hands on what it was given. Other equal ones are apart."""
 
 import pytest
 import torch
@@ -34,6 +34,19 @@ def turned(x, y, w):
 
 def sums(x, y, w):
     return x + y, w + w
+
+
+def scaled_alike(x, y, w):
+    return 3 * x + 3 * y
+
+
+def times_one(x, y, w):
+    return x + y * 1
+
+
+def casts(x, y, w):
+    wide = torch.float64 if x.dtype == torch.float32 else torch.float32
+    return ((x.to(wide) + y.to(wide)) * 2).to(x.dtype)
 
 
 def plain_sum(x, y):
@@ -76,6 +89,9 @@ def gradients(function, tensors, wanted, given):
         (weighed_sum, (0, 1, 2), ("x", "w"), {1: 0}),
         (sums, (0, 1, 2), ("w",), {0: "given", 1: "given"}),
         (turned, (0, 1, 2), ("x", "y", "w"), {}),
+        (scaled_alike, (0, 1), ("x", "y"), {}),
+        (times_one, (0, 1), ("y",), {0: "given"}),
+        (casts, (0, 1), ("x", "y"), {}),
     ],
 )
 def test_it_is_that_tensor(function, wanted, computed, same, dtype, asked):
@@ -101,6 +117,17 @@ def test_some_of_those_that_were_to_be_had(wanted):
     tensors, given = leaves(), [torch.randn(8, 8), torch.randn(8, 8)]
     found = gradients(tw.fuse(of_a_sum, name="of_sums"), tensors, wanted, given)
     torch.testing.assert_close(found, gradients(of_a_sum, tensors, wanted, given))
+
+
+def test_hooks_may_write_to_equal_gradients_of_which_pytorch_computes_two():
+    found = []
+    for function in (tw.fuse(scaled_alike, name="of_sums"), scaled_alike):
+        x, y, w = leaves()
+        x.register_hook(lambda grad: grad.mul_(2))
+        y.register_hook(lambda grad: grad.mul_(5))
+        function(x, y, w).sum().backward()
+        found.append((x.grad, y.grad))
+    torch.testing.assert_close(*found)
 
 
 def test_leaves_accumulate_each_for_itself():

@@ -21,7 +21,7 @@ from tilewright.fakes import without_compiled_autograd
 from tilewright.fusion.frontend.families import forget, outputs_of
 from tilewright.fusion.frontend.lower import lower
 from tilewright.fusion.frontend.picks import examples, named
-from tilewright.fusion.frontend.reach import reached
+from tilewright.fusion.frontend.reach import memories, reached
 from tilewright.fusion.frontend.trace import by_shapes, program_of, trace_reference, trace_truth
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.remembered import ByOperator
@@ -275,7 +275,7 @@ def register(op: Op) -> None:
         if gradients is not None and gradients.gradient_of == op.name:
             OPS.remove(gradients.name)
         OPS.add(op.name, op)
-        of_traces = (graph_of, lower, program_of, draws, reached, outputs_of, named)
+        of_traces = (graph_of, lower, program_of, draws, reached, memories, outputs_of, named)
         for known in (*of_traces, _floating_outputs):
             known.cache_clear()
         forget()

@@ -98,6 +98,21 @@ def reached(w: Workload, wanted: tuple[str, ...]) -> Reach:
         )
 
 
+@AcrossSizes
+def memories(w: Workload) -> tuple[int, ...]:
+    """Of the tensors, and then of what PyTorch returns for them, the first that lies in the same
+    memory, by place among all of these."""
+    with tracing_lock(), without_hooks(), traced_roundings(), fake_tensors():
+        fakes = [
+            torch.empty_strided(s.shape, s.real_strides, dtype=s.torch_dtype, device="cpu")
+            for s in w.tensors.values()
+        ]
+        with by_shapes(w.operator, w):
+            outs = w.operator.returned(w.operator.reference(**w.call(fakes)))
+        found = [t.untyped_storage()._cdata for t in (*fakes, *outs)]
+    return tuple(map(found.index, found))
+
+
 def _found(out: torch.Tensor, leaves: Mapping[str, torch.Tensor]) -> frozenset[str]:
     """Those that a backward which a person wrote passes something on to: it may return None."""
     try:
