@@ -15,6 +15,13 @@ from tilewright.registry import Registry
 REGISTER_STEP = 8
 """A thread has registers by eights."""
 
+WARP = 32
+"""Threads of a GPU that run together."""
+
+SECTOR_BYTES = 32
+"""What a GPU's memory moves at once: a piece that begins anywhere shares half of one with its
+neighbours."""
+
 MAX_GRID, MAX_GRID_YZ = 2**31 - 1, 65535
 """Blocks of a CUDA grid along x, and along y or z."""
 
@@ -50,7 +57,7 @@ class DeviceSpec:
     blocks_per_sm: int = 32
     schedulers_per_sm: int = 4
     """Each has an equal part of the registers, for its own warps."""
-    warp: int = 32
+    warp: int = WARP
     max_cluster: int = 1
     cluster_sms: Mapping[int, int] = field(default_factory=dict, hash=False)
     """SMs that clusters of so many blocks fill, where that is not all: a cluster lies in one group

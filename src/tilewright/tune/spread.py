@@ -68,14 +68,19 @@ def measured_everywhere(session: Session, w: Workload, duel: Sequence[Record]) -
             v, list(compared), session.method, budget_s=0.0, min_rounds=ROUNDS
         )
         timed = {c: t for c, t in timings.items() if isinstance(t, Timing)}
-        session.add([session.record(v, c, "ok", timing=t) for c, t in timed.items()])
+        session.add(
+            [
+                session.record(v, c, "ok", timing=t, code_hash=compared[c].code_hash)
+                for c, t in timed.items()
+            ]
+        )
         for c, t in timed.items():
             found[c][str(v.distribution)] = t.median_us
     return found
 
 
 def recorded_everywhere(session: Session, w: Workload, duel: Sequence[Record]) -> Times:
-    """The same as the records have it."""
+    """The same as the records of the same code have it."""
     compared = _compared(duel)
     found: Times = {}
     for v in others(w):
@@ -87,7 +92,9 @@ def recorded_everywhere(session: Session, w: Workload, duel: Sequence[Record]) -
             status="ok",
         )
         for r in reversed(known):  # the newest of each remains
-            if (c := candidate_of(r)) in compared and r.median_us is not None:
+            if (c := candidate_of(r)) not in compared or r.code_hash != compared[c].code_hash:
+                continue
+            if r.median_us is not None:
                 found = found or _of_the_duel(w, compared)
                 found[c][str(v.distribution)] = r.median_us
     return found

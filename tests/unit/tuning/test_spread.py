@@ -10,7 +10,7 @@ from tilewright.measure.candidate import Candidate
 from tilewright.measure.runner import InProcess
 from tilewright.measure.timing import Timing
 from tilewright.op import Workload
-from tilewright.record import Record
+from tilewright.record import Record, utc_now
 from tilewright.result_schema import validate
 from tilewright.results import as_dict
 from tilewright.store import Store
@@ -70,6 +70,11 @@ def test_the_tuner_measures_every_distribution_and_leaves_the_fragile_kernel(
         (row,) = report.rows
         assert row.own is not None
         assert (row.own.config["method"] == "private") is chosen
+        again = tune([w], store=store, runner=runner, baselines=(), implementations=["rows_cpp"])
+        assert again.rows[0].spreads == row.spreads
+        others_code = store.query(workload=f"{TEXT}!indices=constant")
+        changed = {"median_us": 1.0, "code_hash": "of other code", "created": utc_now()}
+        store.add([dataclasses.replace(r, **changed) for r in others_code])
         again = tune([w], store=store, runner=runner, baselines=(), implementations=["rows_cpp"])
         assert again.rows[0].spreads == row.spreads
         known = {r.workload for r in store.query(op="index_add")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from tilewright.device import SECTOR_BYTES
 from tilewright.fusion.ir import Access, Graph
 from tilewright.tensor_spec import DTYPES
 
@@ -12,7 +13,6 @@ WIDEST_ACCESS = 16
 """Bytes of the widest access of one thread."""
 NARROW_BYTES = 8
 """Accesses narrower than this leave bandwidth unused."""
-SECTOR_BYTES = 32
 APART_VECTOR = 2
 """Elements of a thread's vector where most tensors are every n-th element of others, which are
 accessed one by one: those of neighbouring threads then share sectors. Rotary positions of pairs,

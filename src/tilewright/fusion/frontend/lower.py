@@ -170,7 +170,7 @@ class _Lowering(ReducingBuilder):
         ):
             return self.piecewise(node)
         if not isinstance(out, torch.Tensor):
-            raise Unsupported(f"step {node.target} of the reference gives more than one tensor")
+            raise _unknown(node, name)
         if name in _WHOLE and len(node.args) == 1:
             return self.reduction(node, _WHOLE[name])
         if name in _STEPS:
@@ -190,8 +190,7 @@ class _Lowering(ReducingBuilder):
             if name_of(node).endswith("_"):
                 self.values[node.args[0]] = result
             return result
-        told = f"step {node.target} of the reference is none of those that kernels are made of"
-        raise Unsupported(f"{told}: {INSTEAD[name]}" if name in INSTEAD else told)
+        raise _unknown(node, name)
 
     def lifted(self, node: Any, name: str) -> Value | Pieces:
         """A tensor that the reference makes of a number, or another as it is."""
@@ -377,6 +376,11 @@ _STEPS: dict[str, Callable[[_Lowering, Any, str], Value | Pieces | None]] = {
     **dict.fromkeys(("scatter", "scatter_add"), _Lowering.put),
 }
 """How each step is lowered that is none of elements alone: (lowering, node, name) -> its value."""
+
+
+def _unknown(node: Any, name: str) -> Unsupported:
+    told = f"step {node.target} of the reference is none of those that kernels are made of"
+    return Unsupported(f"{told}: {INSTEAD[name]}" if name in INSTEAD else told)
 
 
 def _elements(given: Mapping[str, Any], size: int) -> range:

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from tilewright.device import MAX_GRID, DeviceSpec
 
-SECTOR_BYTES = 32
-"""That the memory moves at once."""
 ALL = 0
 """As a width: all columns of an outer slice."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 
-from tilewright.device import DeviceSpec
+from tilewright.device import WARP, DeviceSpec
 from tilewright.fusion import instructions
 from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.finishing import finish_bytes, finish_shares
 from tilewright.fusion.cuda.kernel import JOINS
 from tilewright.fusion.cuda.partials import partials_of_row
-from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import vectors_of
 from tilewright.fusion.cuda.vectors import access_bytes, held_bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import JOINS, TYPES
-from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.walking import Walking
 from tilewright.fusion.far_means import RARELY
 from tilewright.fusion.plan import Phase

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import ENTRY, TYPES, Kernel, input_type
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.shifting import shifted_alike, vectors_of
@@ -12,8 +13,6 @@ from tilewright.fusion.cuda.vectors import WIDEST_ACCESS, access_bytes, held_byt
 from tilewright.fusion.extents import Extent, several, with_extents
 from tilewright.fusion.ir import Access
 from tilewright.fusion.plan import Plan
-
-WARP = 32
 
 
 class RowLayout(Kernel):

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from tilewright.device import MAX_GRID, DeviceSpec
+from tilewright.device import MAX_GRID, WARP, DeviceSpec
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Launch
 from tilewright.fusion.cuda.rows.footprint import Footprint, estimated_registers
 from tilewright.fusion.cuda.rows.kernel import RowKernel
-from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.cuda.rows.space import row_space
 from tilewright.fusion.cuda.vectors import NARROW_BYTES

@@ -7,10 +7,10 @@ order: it waits for blocks that all run already, and of which none waits.
 
 from __future__ import annotations
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import ENTRY, JOINS, TYPES, Launch
 from tilewright.fusion.cuda.partials import words_of_row
 from tilewright.fusion.cuda.rows.kernel import RowKernel, planned
-from tilewright.fusion.cuda.rows.layout import WARP
 from tilewright.fusion.cuda.rows.schedule import RowSchedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import Phase, Plan, with_stores_last

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright.fusion.cuda.rows.layout import WARP, RowLayout
+from tilewright.device import WARP
+from tilewright.fusion.cuda.rows.layout import RowLayout
 
 
 class Walking(RowLayout):

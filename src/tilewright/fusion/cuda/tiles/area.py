@@ -7,8 +7,9 @@ import itertools
 import math
 from collections.abc import Iterable
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import JOINS
-from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.vectors import held_bytes, widest_vectors
 from tilewright.fusion.ir import Access, Graph
 from tilewright.fusion.passes import permuted, with_axis

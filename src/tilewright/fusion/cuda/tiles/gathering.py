@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import JOINS, TYPES, Kernel, input_parameter
 from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tiles.kernel import TileKernel
-from tilewright.fusion.cuda.tiles.schedule import WARP
 from tilewright.fusion.cuda.tiles.tiling import Tiles
 from tilewright.fusion.ir import REDUCTIONS, Access
 from tilewright.fusion.program import Segment

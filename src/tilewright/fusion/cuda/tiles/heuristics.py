@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilewright.device import DeviceSpec
+from tilewright.device import SECTOR_BYTES, WARP, DeviceSpec
 from tilewright.fusion.cuda.tiles.area import Area
-from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.cuda.tiles.tiling import (
     Tiles,
     blocks_asked_for,
@@ -24,8 +24,6 @@ IN_FLIGHT_BYTES, MOST_IN_FLIGHT_BYTES = 32, 128
 """Of every thread that a device can hold: what hides the latency of its memory; of one thread."""
 MOST_ELEMENTS = 16
 """Of one tensor that a thread has in flight: more take registers from other blocks."""
-SECTOR_BYTES = 32
-"""What memory is read in: a piece that begins anywhere shares half of one with its neighbours."""
 SECOND_LAUNCH_S, LAST_BLOCK_S = 1.5e-6, 2e-6
 """What a kernel that puts partials together takes on a GPU, however little it does, and what the
 last block does in its place: 14.59 and 16.0 us, 14.86 and 15.36 us for the same tiles of

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import JOINS, TYPES
-from tilewright.fusion.cuda.tiles.schedule import WARP
 from tilewright.fusion.cuda.tiles.sweeps import TileSweeps
 from tilewright.fusion.cuda.vectors import access_bytes
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from tilewright.space import param
 
-WARP = 32
-
 
 @dataclass(frozen=True)
 class TileSchedule:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.device import WARP
 from tilewright.fusion.cuda.kernel import DIVISOR, JOINS, TYPES, Kernel
-from tilewright.fusion.cuda.tiles.schedule import WARP
 from tilewright.fusion.cuda.tiles.tiling import Tiles
 from tilewright.fusion.cuda.vectors import access_bytes
 from tilewright.fusion.extents import Extent, with_extents

@@ -7,11 +7,11 @@ import math
 from dataclasses import replace
 
 from tilewright.compile.counters import COUNTERS
-from tilewright.device import REGISTER_STEP, DeviceSpec
+from tilewright.device import REGISTER_STEP, WARP, DeviceSpec
 from tilewright.fusion.cuda import registers
 from tilewright.fusion.cuda.partials import PARTIAL_WORDS, SECTOR_WORDS
 from tilewright.fusion.cuda.tiles.area import Area, varies_everywhere
-from tilewright.fusion.cuda.tiles.schedule import WARP, TileSchedule
+from tilewright.fusion.cuda.tiles.schedule import TileSchedule
 from tilewright.fusion.ir import Graph
 from tilewright.fusion.plan import Plan
 from tilewright.fusion.remembered import remembered

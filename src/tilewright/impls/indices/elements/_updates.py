@@ -3,10 +3,10 @@ several would do."""
 
 from __future__ import annotations
 
-from tilewright.device import DeviceSpec
+from tilewright.device import SECTOR_BYTES, DeviceSpec
 from tilewright.impl import IMPLS
 from tilewright.impls.indices._indexed import sum_bytes
-from tilewright.impls.indices._tiles import SECTOR_BYTES, Tile, columns, tiles, width
+from tilewright.impls.indices._tiles import Tile, columns, tiles, width
 from tilewright.impls.indices.elements._buckets import is_short
 from tilewright.impls.indices.elements._elements import element_problem
 from tilewright.impls.indices.elements._scatter import ScatterProblem, served_scatter

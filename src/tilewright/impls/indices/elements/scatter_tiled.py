@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.build import CompileTask
 from tilewright.compile.cache import compiled
-from tilewright.device import DeviceSpec
+from tilewright.device import SECTOR_BYTES, DeviceSpec
 from tilewright.impl import Executable, Implementation
 from tilewright.impls.indices._indexed import (
     REDUCE,
@@ -20,7 +20,6 @@ from tilewright.impls.indices._indexed import (
 from tilewright.impls.indices._integers import few_enough, few_in_long_columns, not_by_integers
 from tilewright.impls.indices._tiles import (
     ALL,
-    SECTOR_BYTES,
     columns,
     none_fits,
     tiles,
