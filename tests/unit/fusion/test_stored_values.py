@@ -39,6 +39,7 @@ from tilewright.impls.fused import graph_of
 from tilewright.measure.candidate import Candidate
 from tilewright.measure.verify import Verifier
 from tilewright.op import Workload
+from tilewright.tune.ahead import code_of, needed
 from tilewright.tune.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("forgets_functions")
@@ -195,7 +196,10 @@ def test_every_stage_is_compiled_ahead(device, tmp_path, monkeypatch):
         trial._tasks = partial(Trial._tasks, trial)
         candidate = Candidate.of("fused", config)
         ((found,),) = Trial._built(trial, [candidate])
-    assert found == (candidate, cached(FUSED.task(config, w, device)))
+    binaries = [*map(cached, needed(FUSED, config, w, device))]
+    assert len(binaries) == 2
+    assert binaries[0] == cached(FUSED.task(config, w, device))
+    assert found == (candidate, replace(binaries[0], key=code_of(binaries)))
     monkeypatch.setattr(cache, "_COMPILERS", {
         name: replace(c, compile=None) for name, c in cache._COMPILERS.items()
     })  # fmt: skip
