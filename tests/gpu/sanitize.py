@@ -120,15 +120,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(listed(cases, spec)))
         return 0
-    refused = [(case, why) for case in cases if (why := case.refusal(spec)) is not None]
-    cases = [case for case in cases if case not in dict(refused)]
+    refused = {case: why for case in cases if (why := case.refusal(spec)) is not None}
+    cases = [case for case in cases if case not in refused]
     if args.run:
         run([case for case in cases if case.implementation == args.run])
         return 0
     if (command := sanitizer()) is None:
         print("nothing is run: there is no compute-sanitizer; it comes with the CUDA toolkit")
         return 0
-    for case, why in refused:
+    for case, why in refused.items():
         print(f"{case}: not run: {why}", flush=True)
     tasks = (case.task(spec) for case in cases)
     compile_all(dict.fromkeys(task for task in tasks if task is not None))

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import tilewright as tw
+from over_rows import mean_loss, mean_square, standardised
 from tilewright.device import spec_of
 from tilewright.dispatch.functions.operator import backward_operator
 from tilewright.impl import IMPLS
@@ -14,18 +15,6 @@ from tilewright.op import OPS
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgets_functions")]
 FUSED = IMPLS["fused"]
 ROWS = (5, 331, 333, 4096, 8191)
-
-
-def mean_square(x):
-    return x.square().mean()
-
-
-def mean_loss(x):
-    return -x.log_softmax(-1).mean()
-
-
-def standardised(x):
-    return (x - x.mean(0)) / (x.std(0) + 1e-3)
 
 
 def normed_sum(x):

@@ -64,7 +64,8 @@ class Generated(torch.autograd.Function):
         if way.wide:
             outs = outs[: len(way.op.returns)]
             found = outs[0] if len(outs) == 1 else outs
-        ctx.save_for_backward(*[tracked(args[i]) for i in way.kept], *kept_outputs)
+        kept = [a if a.requires_grad else tracked(a) for a in map(args.__getitem__, way.kept)]
+        ctx.save_for_backward(*kept, *kept_outputs)
         ctx.unread = [_Layout.of(args[i]) for i in way.unread]
         ctx.constants = [*args]
         for i in way.tensor_places:

@@ -64,14 +64,14 @@ def built(
             yield from waiting[candidate]
 
     def complete() -> Iterator[Built]:
-        for candidate, needed in [*waiting.items()]:
-            if all(task in known for task in needed):
+        for candidate, awaited in [*waiting.items()]:
+            if all(task in known for task in awaited):
                 del waiting[candidate]
-                results = [known[task] for task in needed]
+                results = [known[task] for task in awaited]
                 failed = [r for r in results if isinstance(r, CompileError)]
                 binaries = [r for r in results if not isinstance(r, CompileError)]
-                own = replace(binaries[0], key=code_of(binaries)) if binaries else None
-                yield candidate, failed[0] if failed else own
+                whole = replace(binaries[0], key=code_of(binaries)) if binaries else None
+                yield candidate, failed[0] if failed else whole
         while done:
             yield done.popleft()
 

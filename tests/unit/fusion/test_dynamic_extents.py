@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import tilewright as tw
 from emulated import Emulated
 from on_targets import H200, LENGTHS, TARGETS, emitted, executable, made, right, written
+from over_rows import mean_loss, mean_square, standardised
 from tilewright.compile.cache import compiled
 from tilewright.fusion.cuda import target as cuda_target
 from tilewright.fusion.cuda.tiles.schedule import TileSchedule
@@ -58,18 +59,6 @@ def beside_transposed(x, b):
 
 def softmax_beside_transposed(x, b):
     return torch.softmax(x + b.t(), -1)
-
-
-def mean_square(x):
-    return x.square().mean()
-
-
-def mean_loss(x):
-    return -x.log_softmax(-1).mean()
-
-
-def standardised(x):
-    return (x - x.mean(0)) / (x.std(0) + 1e-6)
 
 
 OPERATORS = (

@@ -64,6 +64,13 @@ def test_every_block_goes_on_with_what_all_have_found(function, dtype):
         assert_right(w, config)
 
 
+def test_what_other_blocks_leave_is_not_held_to_be_a_blocks_own():
+    w = workload(normed_columns, TensorSpec("f32", (181, 26)))
+    source = target.task(graph_of(w), MEETING, H100).source
+    assert " float* partials" in source
+    assert "__restrict__ partials" not in source
+
+
 @emulation
 @given(
     rows=st.integers(8, 300),

@@ -9,6 +9,7 @@ import sanitize
 from own_memory import laid_out
 from sanitized_cases import (
     CASES,
+    EVENLY,
     FLAT_INDICES,
     FUSED,
     INDEXED_CASES,
@@ -148,6 +149,31 @@ def test_without_the_tool_nothing_runs_and_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main([]) == 0
     assert capsys.readouterr().out.startswith("nothing is run: there is no compute-sanitizer")
+
+
+def test_a_filter_that_leaves_nothing_is_an_error(capsys):
+    for filters in (["--only", "no such case"], ["--only", "gather_", "--without", "gather_"]):
+        with pytest.raises(SystemExit) as ended:
+            sanitize.main(filters)
+        assert ended.value.code == 2
+        assert "no case holds what --only asks for" in capsys.readouterr().err
+
+
+def test_what_cannot_run_on_the_device_is_told_in_words(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sanitize, "spec_of", lambda index: DEVICES["a100"])
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
+    monkeypatch.setattr(sanitize, "compile_all", list)
+    monkeypatch.setattr(sanitize, "report", lambda *_: None)
+    assert sanitize.main(["--only", "x=f16[2640,", "--only", "gather_", "--tool", "racecheck"]) == 0
+    told, clean = [], []
+    for line in capsys.readouterr().out.splitlines():
+        (told if "not run" in line else clean).append(line)
+    assert len(told) == len(EVENLY)
+    assert all(line.endswith("for 132 SMs, of which a100 has 108") for line in told)
+    assert [line.split(":")[0] for line in clean] == [
+        f"racecheck {name}" for name in ("gather_cuda", "gather_tiled")
+    ]
 
 
 def test_a_report_of_either_tool_is_a_failure(capsys, monkeypatch):

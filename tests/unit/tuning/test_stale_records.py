@@ -11,7 +11,7 @@ from measured_fakes import FAKES, FAST, HEURISTIC, quick
 
 from tilewright.build import CompileTask
 from tilewright.compile import cxx
-from tilewright.compile.cache import compiled
+from tilewright.compile.cache import cached, compiled
 from tilewright.compile.cxx import DEFAULT_FLAGS as FLAGS
 from tilewright.errors import InvalidArgument
 from tilewright.impl import IMPLS
@@ -103,6 +103,27 @@ def test_nor_does_one_of_a_kernel_before_it_that_has_changed(w, runner, store, m
         found.append(quick(w, runner, store, **FASTEST).own.code_hash)
         assert duels(store) == fought
     assert found[0] == found[1] != found[2] == found[3]
+
+
+@pytest.mark.skipif(cxx.missing() is not None, reason=str(cxx.missing()))
+def test_a_kernel_before_it_that_gives_way_once_compiled_does_so_on_another_machine_too(
+    w, runner, store, monkeypatch, tmp_path
+):
+    own, spilling, other = (
+        CompileTask("cxx", f'extern "C" {{ void own() {{}} {source} }}', FLAGS, "own")
+        for source in ("", "int spilling;", "int other;")
+    )
+    monkeypatch.setattr(IMPLS["fake_own"], "task", lambda *_: own, raising=False)
+    monkeypatch.setattr(
+        IMPLS["fake_own"],
+        "tasks",
+        lambda *_: (other if cached(spilling) else spilling, own),
+        raising=False,
+    )
+    for cache, fought in (("one", 1), ("one", 2), ("one", 2), ("another", 2)):
+        monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / cache))
+        quick(w, runner, store, **FASTEST)
+        assert duels(store) == fought
 
 
 def test_bench_does_without_a_winner_whose_knob_or_value_is_gone(w, runner, store, slow_aten):

@@ -32,7 +32,7 @@ class RowLayout(Kernel):
         self.persistent = schedule.persistent
         self.vectors = vectors_of(plan.width, schedule.vector, schedule.shifted)
         if self.is_counted:
-            self.vectors = Extent(self.vectors, "vectors")
+            self.vectors = Extent(self.vectors, "row_size")
         self.lanes = schedule.row_threads * schedule.row_blocks
         self.turns = math.ceil(self.vectors / self.lanes)
         self.full_turns = self.vectors // self.lanes
@@ -59,7 +59,7 @@ class RowLayout(Kernel):
 
     def every_extent(self) -> dict[str, int]:
         every = super().every_extent()
-        return every | {"vectors": int(self.vectors)} if self.is_counted else every
+        return every | {"row_size": int(self.vectors)} if self.is_counted else every
 
     # -- rows ------------------------------------------------------------------------------------
 
