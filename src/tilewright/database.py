@@ -17,7 +17,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from tilewright.errors import StoreError
-from tilewright.record import FIELDS, SCHEMA, TYPES, Record, as_dict, runtime_of, to_json
+from tilewright.record import (
+    FIELDS,
+    SCHEMA,
+    TYPES,
+    Record,
+    as_dict,
+    misfit,
+    runtime_of,
+    to_json,
+)
 
 JSON_FIELDS = frozenset(name for name, types in TYPES.items() if dict in types)
 _COLUMN_TYPES = {str: sa.Text, float: sa.Double, int: sa.BigInteger, bool: sa.Boolean}
@@ -56,23 +65,21 @@ def record_of(row: Any, prior: bool = False) -> Record:
     values = {name: getattr(row, name) for name in FIELDS}
     for name in JSON_FIELDS:
         if values[name] is not None:
-            values[name] = _decoded(row, name)
+            values[name] = _decoded(values[name])
+    if problem := misfit(values):
+        raise StoreError(
+            f"the row {row.id} ({row.implementation} on {row.workload}) is damaged: {problem}; "
+            f"delete it in the store's database: DELETE FROM records WHERE id = '{row.id}'"
+        )
     return Record(**values, prior=prior)
 
 
-def _decoded(row: Any, name: str) -> dict[str, Any]:
-    text = getattr(row, name)
+def _decoded(text: Any) -> Any:
+    """The object that a column holds as text; what holds none is left as it is."""
     try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise StoreError(
-            f"the row {row.id} ({row.implementation} on {row.workload}) is damaged: its {name} is "
-            f"{text[:80]!r}, not a JSON object; delete it in the store's database: "
-            f"DELETE FROM records WHERE id = '{row.id}'"
-        )
-    return value
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return text
 
 
 def program_of(versions: str) -> str:
@@ -82,7 +89,10 @@ def program_of(versions: str) -> str:
 
 
 def open_engine(url: URL, busy_s: float) -> sa.Engine:
+    """Raises sqlalchemy's ArgumentError for a URI of SQLite's own, which would read as a path."""
     if path := sqlite_path(url):
+        if url.query or str(path).startswith("file:"):
+            raise sa.exc.ArgumentError("of SQLite a path alone is taken, without file: or a query")
         return sa.create_engine(url, creator=functools.partial(_connect_sqlite, path, busy_s))
     if url.get_backend_name() == "sqlite":  # one connection, or each would have its own memory
         arguments = {"check_same_thread": False}

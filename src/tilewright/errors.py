@@ -30,7 +30,7 @@ class InvalidDim(InvalidArgument, IndexError):
 
 
 class PluginError(TilewrightError):
-    """A folder of plug-ins is not there, or a file of one cannot be imported."""
+    """A folder of plug-ins is not there, or a plug-in cannot be imported or raised."""
 
     exit_code = 2
 

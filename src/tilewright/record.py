@@ -287,7 +287,7 @@ def read_lines(path: Path) -> list[Record]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"cannot read records from {path}: {error}") from None
     first = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         first = json.loads(header)
     if not isinstance(first, dict) or not isinstance(first.get(HEADER), int):
         raise InvalidArgument(
@@ -305,7 +305,7 @@ def read_lines(path: Path) -> list[Record]:
 def _parsed(where: str, line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{where}: not JSON ({error}): {line[:80]!r}") from None
 
 
@@ -316,12 +316,11 @@ def _record(where: str, line: str) -> Record:
     for name in REQUIRED:
         if name not in given:
             raise InvalidArgument(f"{where}: the record has no {name!r}")
-    for name, value in given.items():
+    for name in given:
         if name not in FIELDS:
             raise InvalidArgument(f"{where}: unknown field {name!r}; {known_names(name, FIELDS)}")
-        if not _fits(value, TYPES[name]):
-            wanted = " or ".join(t.__name__ for t in TYPES[name])
-            raise InvalidArgument(f"{where}: {name}={value!r} should be {wanted}")
+    if problem := misfit(given):
+        raise InvalidArgument(f"{where}: {problem}")
     try:
         if "created" in given:
             given["created"] = utc_text(given["created"])
@@ -329,6 +328,15 @@ def _record(where: str, line: str) -> Record:
     except InvalidArgument as error:
         raise InvalidArgument(f"{where}: {error}") from None
     return Record(**given)
+
+
+def misfit(given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the type of a field's value, in words; None if nothing is."""
+    for name, value in given.items():
+        if not _fits(value, TYPES[name]):
+            wanted = " or ".join(t.__name__ for t in TYPES[name])
+            return f"{name}={repr(value)[:80]} should be {wanted}"
+    return None
 
 
 def _check(given: Mapping[str, Any]) -> None:

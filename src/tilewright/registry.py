@@ -178,7 +178,7 @@ def import_source(source: str) -> bool:
     """
     as_path = source.endswith(".py") or os.sep in source
     path = Path(source).resolve()
-    if as_path and not (path.is_file() and path.suffix == ".py"):
+    if not (path.is_file() and path.suffix == ".py" if as_path else all(source.split("."))):
         raise InvalidArgument(
             f"{source}: there is no such Python file; give the path of one, or a dotted module"
         )

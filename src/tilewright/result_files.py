@@ -29,7 +29,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(Path(path).read_text(), parse_float=_finite, parse_constant=_finite)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is not readable JSON: {error}") from None
     if problems := validate(data):
         raise InvalidArgument(f"{path} is no result file: {problems[0]}")

@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 import random
 import time
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, PluginError
 from tilewright.registry import Registry
 from tilewright.space import ConfigSpace
 
@@ -104,26 +105,40 @@ def run_search(
         Every evaluated config once, failures included, in the order of evaluation.
 
     Raises:
-        InvalidArgument: the strategy proposed a config that is not in the space.
+        InvalidArgument: the strategy proposed what is no config of the space.
+        PluginError: it raised.
     """
     search = _Search(space, evaluate, budget, chunk)
     known = [config for config in starts if config in space]
     if search.times_of(known) is None:
         return list(search.times.items())
     proposals = strategy(space, rng, starts=known)
-    batch, stale = next(proposals, None), 0
-    while batch is not None and stale < STALE_ROUNDS:
+    times: list[float] | None = None
+    stale = 0
+    while stale < STALE_ROUNDS and (batch := _proposed(strategy, proposals, times)) is not None:
         count = len(search.times)
         times = search.times_of(batch)
         if times is None:
             break
         stale = stale + 1 if len(search.times) == count else 0
-        try:
-            batch = proposals.send(times)
-        except StopIteration:
-            break
     proposals.close()
     return list(search.times.items())
+
+
+def _proposed(
+    strategy: Strategy, proposals: Generator[list[C], Any, None], times: list[float] | None
+) -> list[C] | None:
+    """The next batch, given the times of the last one, if there was any; None at the end."""
+    try:
+        return proposals.send(times)
+    except StopIteration:
+        return None
+    except Exception as error:  # whatever a plug-in raises
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise PluginError(
+            f"the strategy {strategy.__name__} raised {type(error).__name__}: {error} "
+            f"({last.filename}:{last.lineno}); correct it, or search by another (--strategy)"
+        ) from error
 
 
 @dataclass
@@ -140,6 +155,9 @@ class _Search(Generic[C]):
     def times_of(self, batch: Sequence[C]) -> list[float] | None:
         """The times of a batch, measuring what is new; None once the budget is spent."""
         for config in batch:
+            if not isinstance(config, self.space.config_type):
+                kind = self.space.config_type.__name__
+                raise InvalidArgument(f"the strategy proposed {config!r}, which is no {kind}")
             if config not in self.times and (reason := self.space.why_not(config)):
                 raise InvalidArgument(
                     f"the strategy proposed {config}, which is not in the space: {reason}"

@@ -354,7 +354,10 @@ def _dueled(device: str) -> sa.Select[Any]:
 
 
 def _winners(rows: Sequence[Any], runtime: str) -> dict[Key, Any]:
-    """The rule of this module's docstring, over rows of duels whose status is "ok"."""
+    """The rule of this module's docstring, over rows of duels whose status is "ok"; then, under
+    keys of their own, the damaged ones that it cannot compare."""
+    damaged = {(str(r.op), str(r.workload), r.id): r for r in rows if not _comparable(r)}
+    rows = [row for row in rows if _comparable(row)]
     ended: dict[tuple[str, str | None], str] = {}
     for row in rows:
         duel = row.workload, row.duel
@@ -371,7 +374,12 @@ def _winners(rows: Sequence[Any], runtime: str) -> dict[Key, Any]:
         key = row.op, row.workload, program_of(row.versions)
         if key not in chosen or merit > chosen[key][0]:
             chosen[key] = merit, row
-    return {key: row for key, (_, row) in chosen.items()}
+    return {**{key: row for key, (_, row) in chosen.items()}, **damaged}
+
+
+def _comparable(row: Any) -> bool:
+    texts = row.op, row.workload, row.created, row.versions
+    return isinstance(row.median_us, float) and all(isinstance(text, str) for text in texts)
 
 
 def _superseded(connection: sa.Connection) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilewright.errors import InvalidArgument
 from tilewright.registry import Registry
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class Suite:
     def workloads(self) -> list[Workload]:
         from tilewright.op import Workload
 
-        return [Workload.parse(text) for text in self.texts]
+        try:
+            return [Workload.parse(text) for text in self.texts]
+        except InvalidArgument as error:
+            raise InvalidArgument(f"suite {self.name}: {error}") from None
 
     def count_of(self) -> dict[str, int]:
         """How often a network has it, by workload; empty where they are of no network."""

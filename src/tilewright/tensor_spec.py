@@ -28,6 +28,9 @@ DEFAULT_ALIGN = 16
 ADDRESSABLE_BYTES = 2**57
 """No machine addresses more; PyTorch's int64 sizes hold what references make of so much, too."""
 
+MAX_RANK = 64
+"""Of what PyTorch makes; its kernels index no more dims."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -71,6 +74,10 @@ class TensorSpec:
 
         Raises InvalidArgument for that, too.
         """
+        if len(shape) > MAX_RANK:
+            raise InvalidArgument(
+                f"{dtype} of {len(shape)} dims: PyTorch's tensors have {MAX_RANK} at most"
+            )
         spec = cls(dtype, shape, strides, align)
         sizes = [max(n, 1) for n in shape]
         reach = sum(n * s for n, s in zip(sizes, spec.real_strides, strict=True))

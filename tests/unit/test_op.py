@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tilewright.errors import InvalidArgument
 from tilewright.op import OPS, Workload
 from tilewright.rounding import rounded
-from tilewright.suite import SUITES
+from tilewright.suite import SUITES, Suite
 from tilewright.tensor_spec import DTYPES, TensorSpec, channels_last_strides
 
 sizes = st.integers(1, 9)
@@ -211,6 +211,11 @@ def test_an_operator_documents_itself(op):
         assert section in doc
     for parameter in OPS[op].parameters:
         assert f"{parameter}" in doc
+
+
+def test_a_suite_that_cannot_be_read_is_named():
+    with pytest.raises(InvalidArgument, match=r"suite mine: cannot read workload 'softmax\(x='"):
+        Suite("mine", ("softmax(x=f32[4])", "softmax(x=")).workloads()
 
 
 @pytest.mark.parametrize("suite", list(SUITES))

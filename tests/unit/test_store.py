@@ -297,6 +297,8 @@ HEADER = '{"tilewright_records":1}'
         ('{"rows": []}', ":1: expected the header"),
         ('{"tilewright_records": 99}', "schema 99, but this tilewright reads up to 1: update"),
         (f'{HEADER}\n{{"op": ', ":2: not JSON"),
+        pytest.param(f"{HEADER}\n{'[' * 200_000}", ":2: not JSON", id="a deep record"),
+        pytest.param("[" * 200_000, ":1: expected the header", id="a deep header"),
         (f"{HEADER}\n[1]", ":2: expected a record"),
         (f"{HEADER}\n{line()}\n{line(op=...)}", ":3: the record has no 'op'"),
         (f"{HEADER}\n{line(colour=1)}", ":2: unknown field 'colour'; known: workload"),

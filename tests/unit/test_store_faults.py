@@ -102,6 +102,15 @@ def test_a_url_that_is_none_is_refused_with_an_example(url):
         Store(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite:///file:r.db?mode=ro&uri=true", "sqlite:///r.db?mode=ro", "sqlite:///file:r.db"]
+)
+def test_a_uri_of_sqlites_own_is_refused_not_read_as_a_path(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="of SQLite a path alone is taken"):
+        Store(url)
+
+
 @pytest.mark.parametrize("scheme", ["sqlite", "postgresql+psycopg", "nonsense"])
 def test_a_password_is_never_shown(scheme):
     with pytest.raises(StoreError) as caught:

@@ -277,3 +277,12 @@ def test_a_workload_with_a_slip_is_read_or_refused(w, at, slip):
 def test_what_no_memory_holds_is_refused_where_it_is_written(x):
     with pytest.raises(InvalidArgument, match=r"softmax: x: .* spans \d+ elements, more than"):
         Workload.parse(f"softmax(x={x})")
+
+
+def test_more_dims_than_pytorchs_kernels_take_are_refused_where_they_are_written():
+    def of_rank(rank: int) -> Workload:
+        return Workload.parse(f"softmax(x=f32[{','.join(['1'] * rank)}])")
+
+    assert of_rank(64).main.rank == 64
+    with pytest.raises(InvalidArgument, match="x: f32 of 65 dims: PyTorch's tensors have 64 at"):
+        of_rank(65)

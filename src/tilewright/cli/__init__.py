@@ -53,7 +53,8 @@ def main(args: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         code = cli.main(args=list(args), prog_name="tilewright", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # whoever started it closed it
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

@@ -34,8 +34,5 @@ def compare(old: Path, new: Path, tolerance: float, json_target: str | None) -> 
     from tilewright import regressions, result_files
 
     found = regressions.changes(result_files.read(old), result_files.read(new), tolerance / 100)
-    if json_target != "-":
-        render.changes(found)
-    if json_target:
-        options.write_json([asdict(c) for c in found], json_target)
+    options.tell([asdict(c) for c in found], json_target, lambda: render.changes(found))
     return 1 if any(c.verdict in ("slower", "gone") for c in found) else 0

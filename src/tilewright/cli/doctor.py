@@ -22,7 +22,4 @@ def doctor(
 
     with shown() as progress:
         found = diagnose(device, store_url, measure, quick, progress)
-    if json_target != "-":
-        render.diagnosis(found)
-    if json_target:
-        options.write_json(found.as_dict(), json_target)
+    options.tell(found.as_dict(), json_target, lambda: render.diagnosis(found))

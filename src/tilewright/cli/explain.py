@@ -54,25 +54,17 @@ def explain(
             "--max-registers caps what --show compiles: add --show resources, source, ptx or sass"
         )
     w = options.read_workload(workload)
-    content: Any
     if show:
         text = engine.show(
             w, show, device, device_spec, implementation, config, max_registers, store_url
         )
-        content = {"workload": str(w), show: text}
-    else:
-        with shown() as progress:
-            found = engine.explain(
-                w, device, device_spec, store_url, implementation, config, measure, progress
-            )
-        content = found.as_dict()
-    if json_target != "-":
-        if show:
-            click.echo(text)
-        else:
-            _render(found)
-    if json_target:
-        options.write_json(content, json_target)
+        options.tell({"workload": str(w), show: text}, json_target, lambda: click.echo(text))
+        return
+    with shown() as progress:
+        found = engine.explain(
+            w, device, device_spec, store_url, implementation, config, measure, progress
+        )
+    options.tell(found.as_dict(), json_target, lambda: _render(found))
 
 
 def _render(found: Explanation) -> None:

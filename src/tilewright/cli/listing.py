@@ -32,11 +32,12 @@ def list_(kind: str | None, json_target: str | None) -> None:
             f"{json_target!r} is a kind, not a file; write --json - or put --json last"
         )
     found = {k: KINDS[k]() for k in ([kind] if kind else KINDS)}
-    if json_target != "-":
-        for name, things in found.items():
-            render.table(COLUMNS[name], [_row(name, thing) for thing in things])
-    if json_target:
-        options.write_json(found, json_target)
+    options.tell(found, json_target, lambda: _render(found))
+
+
+def _render(found: dict[str, list[dict[str, Any]]]) -> None:
+    for name, things in found.items():
+        render.table(COLUMNS[name], [_row(name, thing) for thing in things])
 
 
 def _row(kind: str, thing: dict[str, Any]) -> tuple[Any, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +197,7 @@ def workloads_in(path: Path) -> list[str]:
     result file, those that failed."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is not readable JSON: {error}") from None
     if isinstance(content, dict):
         failed = content.get("failed", {})
@@ -320,12 +322,17 @@ def _json_target(ctx: click.Context, param: click.Parameter, value: str | None) 
             ctx,
             param,
         )
+    if value == "-":  # what a person's function prints while it is traced is no JSON
+        ctx.meta[_STDOUT] = sys.stdout
+        ctx.with_resource(contextlib.redirect_stdout(sys.stderr))
     return value and writable(ctx, param, value)
 
 
+_STDOUT = f"{__name__}.stdout"
 json_option = click.option(
     "--json",
     "json_target",
+    is_eager=True,  # --import prints, too
     is_flag=False,
     flag_value="-",
     metavar="[FILE]",
@@ -382,6 +389,19 @@ def measuring(command: F) -> F:
     return command
 
 
+def tell(content: Any, json_target: str | None, show: Callable[[], None]) -> None:
+    """Write `content` where --json asks for it, and `show` it unless that is standard output.
+
+    The file comes first: a closed pipe costs no result, nor a full disk the table.
+    """
+    try:
+        if json_target:
+            write_json(content, json_target)
+    finally:
+        if json_target != "-":
+            show()
+
+
 def write_json(content: Any, target: str) -> None:
     """Write `content` to the file `target`, or to standard output for "-".
 
@@ -389,7 +409,8 @@ def write_json(content: Any, target: str) -> None:
     """
     text = json.dumps(_finite(content), indent=1, allow_nan=False)
     if target == "-":
-        click.echo(text)
+        command = click.get_current_context(silent=True)
+        click.echo(text, file=command.meta.get(_STDOUT) if command else None)
         return
     path = Path(target)
     try:

@@ -158,18 +158,19 @@ def study(
         (values, as_declared(r, w), count)
         for values, r, count in best_by(_measured_there(rows, device, method), knobs)
     ]
-    if json_target != "-":
+    content = [
+        {"device": r.device, "timed_by": r.method, **dict(zip(knobs, values, strict=True)),
+         "configs": count, "median_us": r.median_us, "resources": r.resources,
+         "config": r.config}
+        for values, r, count in found
+    ]  # fmt: skip
+
+    def show() -> None:
         for (on, by_method), group in itertools.groupby(found, lambda each: _where(each[1])):
             click.echo(f"{on}, timed by {by_method}")
             _render_study(knobs, list(group), crossed=across is not None)
-    if json_target:
-        content = [
-            {"device": r.device, "timed_by": r.method, **dict(zip(knobs, values, strict=True)),
-             "configs": count, "median_us": r.median_us, "resources": r.resources,
-             "config": r.config}
-            for values, r, count in found
-        ]  # fmt: skip
-        options.write_json(content, json_target)
+
+    options.tell(content, json_target, show)
 
 
 def _where(r: Record) -> tuple[str, str]:
@@ -319,23 +320,22 @@ def prune(
 
 
 def _tell(content: dict[str, Any], json_target: str | None, to_stderr: bool = False) -> None:
-    if json_target != "-":
-        told = ", ".join(f"{name}: {value}" for name, value in content.items())
-        click.echo(told, err=to_stderr)
-    if json_target:
-        options.write_json(content, json_target)
+    told = ", ".join(f"{name}: {value}" for name, value in content.items())
+    options.tell(content, json_target, lambda: click.echo(told, err=to_stderr))
 
 
 def _print(rows: Sequence[Record], json_target: str | None, store: Store) -> None:
-    if not rows and json_target != "-":
-        absent = ", which does not exist" if store.path and not store.path.exists() else ""
-        click.echo(f"no such records in {store}{absent}")
-    elif json_target != "-":
-        _render_records(rows)
-    if json_target:
-        from tilewright.record import as_dict
+    from tilewright.record import as_dict
 
-        options.write_json([as_dict(row) for row in rows], json_target)
+    absent = ", which does not exist" if store.path and not store.path.exists() else ""
+
+    def show() -> None:
+        if rows:
+            _render_records(rows)
+        else:
+            click.echo(f"no such records in {store}{absent}")
+
+    options.tell([as_dict(row) for row in rows], json_target, show)
 
 
 SHARED = ("workload", "implementation", "status", "duel", "device")

@@ -81,10 +81,7 @@ def verify(
                 progress.ended(w, f"{right} of {len(verdicts)} right")
         except KeyboardInterrupt:
             interrupted = True
-    if found and json_target != "-":
-        _render(found)
-    if json_target:
-        options.write_json([_row(*each) for each in found], json_target)
+    options.tell([_row(*each) for each in found], json_target, lambda: _render(found))
     wrong = [
         verification_error(w, name, render.config(values), verdict, seed, device)
         for w, name, values, verdict in found
@@ -108,6 +105,8 @@ def _row(w: Workload, name: str, config: dict[str, Any], verdict: Verdict) -> di
 
 def _render(found: list[tuple[Workload, str, dict[str, Any], Verdict]]) -> None:
     """A star marks an error of PyTorch's for which the bound was widened."""
+    if not found:
+        return
     texts = list(dict.fromkeys(str(w) for w, *_ in found))
     short = dict(zip(texts, render.shortened(texts), strict=True))
     render.table(

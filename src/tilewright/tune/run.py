@@ -256,8 +256,7 @@ def _run(
         store = store or stack.enter_context(Store())
         pool = stack.enter_context(CompilePool(jobs))
         session = Session(runner, pool, store, options, method, progress or Progress())
-        for w in workloads:
-            _check_params(session, w)
+        _check_params(session, workloads)
         return session.run(workloads, one)
 
 
@@ -414,17 +413,44 @@ def _recorded(trial: Trial, implementation: str, space: ConfigSpace[Any]) -> lis
     ]
 
 
-def _check_params(session: Session, w: Workload) -> None:
-    """Each knob to restrict belongs to an implementation that takes part, and takes such values."""
-    if not session.options.params:
-        return
-    able = _able(session, w)
-    knobs = {name for i in able for name in session.space(i, w).values}
-    for name in session.options.params:
-        if able and name not in knobs:
-            raise InvalidArgument(
-                f"unknown knob {name!r} for {w}; {known_names(name, sorted(knobs))}"
-            )
+def _check_params(session: Session, workloads: Sequence[Workload]) -> None:
+    """Each knob to restrict belongs to an implementation that takes part, and some config of some
+    workload has such values."""
+    asked = session.options.params
+    restricted = []
+    for w in workloads if asked else ():
+        spaces = {i: session.space(i, w) for i in _able(session, w)}
+        knobs = {name for space in spaces.values() for name in space.values}
+        for name in asked:
+            if spaces and name not in knobs:
+                raise InvalidArgument(
+                    f"unknown knob {name!r} for {w}; {known_names(name, sorted(knobs))}"
+                )
+        restricted += [
+            (i, w, s) for i, s in spaces.items() if not asked.keys().isdisjoint(s.values)
+        ]
+    if restricted and not any(_has_config(session, *each) for each in restricted):
+        implementation, w, _ = restricted[0]
+        listed = implementation.space(w, session.spec).values
+        told = "; ".join(
+            f"{name} is one of {', '.join(map(str, listed[name]))}"
+            for name in asked
+            if name in listed
+        )
+        values = ", ".join(f"{name}={','.join(map(str, given))}" for name, given in asked.items())
+        raise InvalidArgument(f"no config of {implementation.name} for {w} has {values}; {told}")
+
+
+def _has_config(
+    session: Session, implementation: Implementation, w: Workload, space: ConfigSpace[Any]
+) -> bool:
+    """Whether a search would find one to try."""
+    untuned = implementation.heuristic(w, session.spec)
+    return (
+        space.nearest(untuned) is not None
+        or any(config in space for config in implementation.promising(w, session.spec))
+        or bool(space.sample(random.Random(session.options.seed), 1))
+    )
 
 
 def _heuristic(trial: Trial, implementation: Implementation) -> Candidate:

@@ -13,6 +13,7 @@ from recorded import many
 from reported import SOFTMAX
 
 from tilewright import cli
+from tilewright.cli import options
 from tilewright.cli.options import ConfigValues, Knob, Seconds, read_targets, workloads_in
 from tilewright.errors import CompileError, InvalidArgument, TilewrightError
 from tilewright.result_schema import validate
@@ -146,7 +147,9 @@ def test_workloads_are_read_from_lists_and_from_result_files(content, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", "3", '{"rows": [], "failed": 3}', '["a", 3]']
+    "content",
+    ["", "{", "[]", "{}", "3", '{"rows": [], "failed": 3}', '["a", 3]', "[" * 200_000],
+    ids=lambda content: content[:30],
 )
 def test_a_file_without_workloads_is_refused_by_name(content, tmp_path):
     path = tmp_path / "workloads.json"
@@ -285,6 +288,48 @@ def test_output_that_cannot_be_written_is_one_message_and_exit_code_1(args, tmp_
         1,
         "cannot write to standard output: No space left on device; send it elsewhere\n",
     )
+
+
+@pytest.mark.parametrize("args", [["records", "list"], ["list", "strategies"]])
+def test_output_that_cannot_be_written_costs_no_file(args, tmp_path):
+    path = tmp_path / "found.json"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tilewright.cli", *args, "--json", str(path)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr[:34]) == (1, "cannot write to standard output: N")
+    assert json.loads(path.read_text()) is not None
+
+
+def test_a_file_that_cannot_be_written_costs_no_table(monkeypatch, capsys, tmp_path):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(options, "write_whole", full)
+    assert cli.main(["list", "strategies", "--json", str(tmp_path / "found.json")]) == 2
+    shown = capsys.readouterr()
+    assert "hill_climb" in shown.out
+    assert "No space left on device" in shown.err
+
+
+def test_a_closed_standard_output_is_no_traceback():
+    command = [sys.executable, "-m", "tilewright.cli", "records", "list"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_function_prints_is_not_among_the_json(tmp_path, capsys, forgets_functions):
+    path = tmp_path / "printing.py"
+    path.write_text(
+        "import tilewright as tw\nprint('imported')\n@tw.fuse\ndef printing(x):\n"
+        "    print('traced')\n    return 2 * x\n"
+    )
+    args = ["explain", "printing(x=f32[8,16])", "--import", str(path), "--no-measure", "--json"]
+    assert cli.main(args) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["workload"] == "printing(x=f32[8,16])"
+    assert err.startswith("imported\ntraced\n")
 
 
 def test_an_error_of_the_system_that_is_not_of_the_output_is_not_called_one(monkeypatch):

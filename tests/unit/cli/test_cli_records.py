@@ -369,14 +369,19 @@ def test_prune_on_a_device_that_is_not_here_deletes_nothing(filled, capsys, cond
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", SOFTMAX], ["export", "records.jsonl"]])
-def test_a_damaged_row_is_named_with_the_remedy(filled, capsys, tmp_path, command, monkeypatch):
+@pytest.mark.parametrize(
+    ("column", "value"), [("config", "{bad"), ("median_us", "soon"), ("message", b"\xff")]
+)
+def test_a_damaged_row_is_named_with_the_remedy(
+    filled, capsys, tmp_path, command, column, value, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     damaged = measured(SOFTMAX, "fused", 10.0).id
     with sqlite3.connect(tmp_path / "records.db") as connection:
-        connection.execute("UPDATE records SET config = '{bad' WHERE id = ?", (damaged,))
+        connection.execute(f"UPDATE records SET {column} = ? WHERE id = ?", (value, damaged))
     assert cli.main(["records", *command]) == 1
     told = capsys.readouterr().err
-    assert f"the row {damaged} (fused on {SOFTMAX}) is damaged: its config is '{{bad'" in told
+    assert f"the row {damaged} (fused on {SOFTMAX}) is damaged: {column}={value!r} should" in told
     with sqlite3.connect(tmp_path / "records.db") as connection:
         connection.execute(told[told.index("DELETE FROM") :])
     assert cli.main(["records", *command]) == 0

@@ -1,6 +1,8 @@
 """Selection: which records speak for which calls, and tw.use, which overrules them."""
 
+import re
 import sqlite3
+import warnings
 
 import pytest
 import torch
@@ -107,7 +109,27 @@ def test_damaged_rows_are_skipped_with_one_warning_and_others_stand(store, probe
     with pytest.warns(RuntimeWarning, match=r"a record is not used: the row \w+") as told:
         assert (chosen(SOFTMAX).source, chosen(others).source) == ("default", "record")
     assert len(told) == 1
-    assert f"its {field} is {text!r}, not a JSON object; delete it" in str(told[0].message)
+    assert re.search(rf"is damaged: {field}=\S+ should be dict; delete it", str(told[0].message))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("median_us", "soon"), ("workload", b"\xff"), ("op", b"\xff"), ("created", b"\xff")),
+        *(("versions", b"\xff"), ("message", b"\xff"), ("samples", "many")),
+    ],
+)
+def test_so_are_rows_with_a_value_of_another_type(store, probe, column, value):
+    others = "softmax(x=f32[8,16000])"
+    for workload in (SOFTMAX, others):
+        record(store, workload)
+    with sqlite3.connect(store.path) as connection:
+        damage = f"UPDATE records SET {column} = ? WHERE workload != ?"
+        connection.execute(damage, (value, others))
+    with warnings.catch_warnings(record=True) as told:
+        assert (chosen(SOFTMAX).source, chosen(others).source) == ("default", "record")
+    problem = re.escape(f"{column}={value!r} should be ")
+    assert [bool(re.search(problem, str(t.message))) for t in told] == [True] * (column != "op")
 
 
 def test_a_record_that_the_implementation_now_refuses_is_skipped(store, probe):

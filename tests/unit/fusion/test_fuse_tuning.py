@@ -208,6 +208,8 @@ def test_a_function_of_a_tuple_of_numbers_is_worked_on_by_its_text(here, capsys)
         ("missing.py", None, "missing.py: there is no such Python file; give the path of one"),
         ("missing", None, "there is no module 'missing', looked for in"),
         ("./missing", None, "there is no such Python file"),
+        ("", None, "there is no such Python file"),
+        (".", None, "there is no such Python file"),
         ("raises.py", "x = 1\nx.y", "raises.py cannot be imported: AttributeError: 'int' object"),
         ("raises.py", "x = 1\nx.y", "raises.py:2); correct it"),
         ("leaves.py", "import sys\nsys.exit(3)", "leaves.py cannot be imported: SystemExit: 3"),

@@ -48,6 +48,8 @@ def refused(function, *tensors, match):
         lambda x, m: x * m.clamp(False, True),
         lambda x, m: x.addcdiv(m, m),
         lambda x, m: x * torch.add(m, m, alpha=0.5),
+        lambda x, m: x * torch.dot(m[0], m[1]),
+        lambda x, m: x * torch.inner(m[0], m[1]),
     ],
 )
 def test_steps_that_pytorch_has_not_for_booleans_are_refused(function):
@@ -357,6 +359,9 @@ def test_it_is_said_what_kernels_have_not(function, told):
         lambda x: torch.logaddexp(x, x),
         lambda x: x.round(decimals=-1),
         lambda x: (x + 1).round_(decimals=1),
+        lambda x: F.binary_cross_entropy(x.clamp(0, 1), x.clamp(0, 1)),
+        lambda x: F.batch_norm(x.reshape(2, 3), x[:3], x[:3]),
+        lambda x: F.prelu(-x, x[:1]),
     ],
 )
 def test_steps_that_pytorch_has_not_for_whole_numbers_are_refused(function):
@@ -364,6 +369,88 @@ def test_steps_that_pytorch_has_not_for_whole_numbers_are_refused(function):
     with pytest.raises(NotImplementedError):
         function(whole)
     refused(function, whole, match=r"PyTorch has no .* of torch.int64; cast it first: \.float\(\)")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: x & x,
+        lambda x, i: x | 1,
+        lambda x, i: i ^ x,
+        lambda x, i: (x > 0) | x,
+        lambda x, i: x.clone().__iand__(i),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_bits_of_floats_are_refused(function, dtype):
+    x, whole = torch.randn(6).to(dtype), torch.arange(6)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        function(x, whole)
+    refused(function, x, whole, match=r"PyTorch has no bitwise_\w+ of torch\.float(16|32); comp")
+
+
+@runs
+def test_bits_of_masks_are_taken():
+    def bits(x, i):
+        return x * (((i > 3) | (x > 0)) ^ True) + (x > 0).bitwise_and(x < 1)
+
+    x, whole = torch.randn(6), torch.arange(6)
+    torch.testing.assert_close(tw.fuse(bits, name="refused")(x, whole), bits(x, whole))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda i: torch.add(i, i, alpha=1.5),
+        lambda i: i.clone().add_(i, alpha=1.5),
+        lambda i: i.clone().sub_(3, alpha=0.5),
+        lambda i: torch.rsub(i, i, alpha=0.5),
+    ],
+)
+def test_whole_numbers_times_a_float_are_not_added(function):
+    whole = torch.arange(6)
+    with pytest.raises(RuntimeError):
+        function(whole)
+    refused(function, whole, match=r"PyTorch adds no whole numbers .* times a float; cast them")
+
+
+NARROW, WIDE = torch.rand(4, 6), torch.rand(4, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: F.layer_norm(x, (6,), y[0]),
+        lambda x, y: F.group_norm(x, 2, y[0]),
+        lambda x, y: F.batch_norm(x, None, None, y[0], training=True),
+        lambda x, y: F.binary_cross_entropy(x, y),
+        lambda x, y: F.cross_entropy(x, torch.zeros(4, dtype=torch.long), y[0]),
+        lambda x, y: torch.heaviside(x, y),
+    ],
+)
+@pytest.mark.parametrize(("x", "y"), [(NARROW, WIDE), (NARROW, NARROW.half())])
+def test_floats_of_several_dtypes_are_refused_where_pytorch_refuses_them(function, x, y):
+    with pytest.raises(RuntimeError):
+        function(x, y)
+    refused(function, x, y, match=rf"is of one dtype: cast {y.dtype} by \.to\({x.dtype}\)")
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x, y: F.huber_loss(x, y), lambda x, y: F.soft_margin_loss(x, y)]
+)
+@pytest.mark.parametrize(("x", "y"), [(NARROW, WIDE), (NARROW.half(), NARROW)])
+def test_losses_whose_dtype_pytorch_takes_from_the_first_are_refused(function, x, y):
+    assert function(x, y).dtype == x.dtype  # and the gradient of some raises
+    refused(function, x, y, match=rf"is of one dtype: cast {y.dtype} by \.to\({x.dtype}\)")
+
+
+@runs
+def test_norms_of_halves_take_parameters_of_fp32():
+    def norm(x, w):
+        return F.layer_norm(x, (6,), w)
+
+    x, w = NARROW.bfloat16(), NARROW[0]
+    torch.testing.assert_close(tw.fuse(norm, name="refused")(x, w), norm(x, w))
 
 
 @runs

@@ -163,6 +163,12 @@ def test_a_malformed_file_is_named_with_its_field(tmp_path, capsys):
         )
 
 
+def test_a_file_of_endless_brackets_is_no_json(tmp_path, capsys):
+    (tmp_path / "bad.json").write_text("[" * 200_000)
+    assert main(["summary", str(tmp_path / "bad.json")]) == 2
+    assert "bad.json is not readable JSON: maximum recursion depth" in capsys.readouterr().err
+
+
 def test_parts_of_a_suite_become_one_file_and_the_later_row_counts(tmp_path):
     first = written(tmp_path / "a.json", row(WIDE, 10.0), row(NARROW, 10.0), commit="one")
     second = written(tmp_path / "b.json", row(NARROW, 20.0), row(TALL, 10.0), commit="two")

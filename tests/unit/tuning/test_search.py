@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.errors import InvalidArgument
+from tilewright.errors import InvalidArgument, PluginError
 from tilewright.search import STALE_ROUNDS, Budget, run_search, successive_halving
 from tilewright.space import ConfigSpace, param
 
@@ -157,6 +157,26 @@ def test_a_proposal_outside_the_space_is_refused_with_its_reason():
 
     with pytest.raises(InvalidArgument, match=r"Point\(x=11, y=11\).*not in the space: too far"):
         search(strays)
+
+
+def test_a_proposal_that_is_no_config_is_refused():
+    def counts(space, rng, starts=()):
+        yield [3]
+
+    with pytest.raises(InvalidArgument, match="the strategy proposed 3, which is no Point"):
+        search(counts)
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_strategy_that_raises_is_named_with_its_line(batches):
+    def broken(space, rng, starts=()):
+        for _ in range(batches):
+            yield [Point(1, 1)]
+        raise KeyError("no such tile")
+
+    said = r"the strategy broken raised KeyError: 'no such tile' \(.*test_search\.py:\d+\); correct"
+    with pytest.raises(PluginError, match=said):
+        search(broken)
 
 
 def test_a_strategy_that_repeats_itself_for_ever_is_ended():

@@ -150,6 +150,16 @@ def test_knobs_are_looked_at_before_anything_is_measured(w, runner, store):
     assert store.query() == []
 
 
+def test_values_that_no_config_has_are_refused_before_anything_is_measured(w, runner, store):
+    """Of one workload: where another has such a config, its search finds none."""
+    smaller = Workload.parse("softmax(x=f32[8,1])")
+    with pytest.raises(
+        InvalidArgument, match=r"no config of fused .* has rows=99; rows is one of "
+    ):
+        tune([smaller], runner=runner, store=store, params={"rows": (99,)}, baselines=())
+    assert store.query() == []
+
+
 class Interrupts(Progress):
     def __init__(self, name: str):
         self.name = name

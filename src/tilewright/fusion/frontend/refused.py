@@ -19,7 +19,7 @@ from tilewright.tensor_spec import share_memory
 _NOT_OF_BOOLEANS = {
     *("floor", "ceil", "round", "trunc", "abs", "relu", "var", "std", "var_mean", "std_mean"),
     *("_softmax", "_log_softmax", "_safe_softmax", "gelu", "silu", "mish", "glu", "elu", "celu"),
-    *("softplus", "threshold", "hardswish", "hardsigmoid", "_prelu_kernel"),
+    *("softplus", "threshold", "hardswish", "hardsigmoid", "_prelu_kernel", "dot", "vdot"),
 }
 _MAKES_NO_BOOLEANS = {
     *("clamp", "lerp", "hypot", "fmod", "remainder", "div", "addcmul", "addcdiv"),
@@ -28,9 +28,20 @@ _MAKES_NO_BOOLEANS = {
 _OF_FLOATS = {
     *("gelu", "silu", "mish", "glu", "elu", "celu", "softplus", "log_sigmoid_forward", "hardswish"),
     *("hardsigmoid", "hardshrink", "lerp", "huber_loss", "logaddexp", "logaddexp2"),
+    *("soft_margin_loss", "binary_cross_entropy", "_prelu_kernel", "native_batch_norm"),
     "round.decimals",
 }
 """Fake tensors take these of whole numbers alone, too."""
+_OF_WHOLE = {"bitwise_and", "bitwise_or", "bitwise_xor"}
+"""And these of floats."""
+_NORMS = {"native_layer_norm", "native_group_norm", "native_batch_norm"}
+"""Of halves with parameters of fp32, too."""
+_OF_ONE_DTYPE = {
+    *("huber_loss", "soft_margin_loss", "binary_cross_entropy", "nll_loss_forward", "heaviside"),
+    *_NORMS,
+}
+"""Of floats of several dtypes fake tensors promote these. PyTorch's kernels refuse them, or give
+the first one's."""
 _SOFTMAXES = {"_softmax", "_log_softmax"}
 """Of a dim out of range fake tensors take them."""
 _DIFFERENCES = {"sub", "rsub"}
@@ -54,7 +65,7 @@ class Refusing(TorchDispatchMode):
     ) -> Any:
         if isinstance(function, OpOverload) and function.namespace == "aten":
             name = function._schema.name.removeprefix("aten::")
-            _check_booleans(name, args, kwargs or {})
+            _check_arithmetic(name, args, kwargs or {})
             tensors = [a for a in args if isinstance(a, Tensor)]
             step = name.removesuffix("_")
             of_floats = _OF_FLOATS & {step, f"{step}.{function._overloadname}"}
@@ -62,6 +73,8 @@ class Refusing(TorchDispatchMode):
                 raise RuntimeError(
                     f"PyTorch has no {of_floats.pop()} of {args[0].dtype}; cast it first: .float()"
                 )
+            if step in _OF_ONE_DTYPE:
+                _check_one_dtype(step, tensors)
             if name in _SOFTMAXES:
                 canonicalize_dim(args[0].dim(), args[1])
             if name == "logsumexp":
@@ -75,6 +88,10 @@ class Refusing(TorchDispatchMode):
             out = function(*args, **(kwargs or {}))
             if _is_boolean(out) and _makes_no_boolean(step, args):
                 raise _none_of_pytorchs(name)
+            if step in _OF_WHOLE and not _is_whole(out):
+                raise NotImplementedError(
+                    f"PyTorch has no {step} of {out.dtype}; compare first, or cast: .bool()"
+                )
             return out
         return function(*args, **(kwargs or {}))
 
@@ -91,7 +108,7 @@ def _none_of_pytorchs(name: str) -> Exception:
     )
 
 
-def _check_booleans(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check_arithmetic(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     given, step = [*map(_is_boolean, args)], name.removesuffix("_")
     if step in _NOT_OF_BOOLEANS and given[0]:
         raise _none_of_pytorchs(step)
@@ -101,10 +118,24 @@ def _check_booleans(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         )
     if step == "addcdiv" and given[1:] == [True, True]:
         raise RuntimeError("PyTorch divides no booleans in addcdiv; cast them first: .float()")
-    if step == "add" and all(given) and isinstance(kwargs.get("alpha"), float):
-        raise RuntimeError("PyTorch adds no booleans times a float; cast them first: .float()")
+    if (
+        step in {"add", *_DIFFERENCES}
+        and isinstance(kwargs.get("alpha"), float)
+        and all(_is_whole(a) if isinstance(a, Tensor) else isinstance(a, int) for a in args)
+    ):
+        raise RuntimeError(
+            "PyTorch adds no whole numbers or booleans times a float; cast them first: .float()"
+        )
     if name == "mul_" and given == [True, False]:
         raise RuntimeError("a product with numbers is none of booleans; multiply out of place")
+
+
+def _check_one_dtype(step: str, tensors: Sequence[Tensor]) -> None:
+    first, *others = [t.dtype for t in tensors if t.is_floating_point()] or [torch.float32]
+    if step in _NORMS and first.itemsize == 2:
+        others = [d for d in others if d != torch.float32]
+    if unlike := [d for d in others if d != first]:
+        raise RuntimeError(f"{step} is of one dtype: cast {unlike[0]} by .to({first})")
 
 
 def _check_logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> None:
