@@ -25,6 +25,7 @@ from tilewright.record import (
     as_dict,
     misfit,
     runtime_of,
+    same_runtime,
     to_json,
 )
 
@@ -60,17 +61,24 @@ def row_of(record: Record) -> dict[str, Any]:
     return {"id": record.id, "runtime": runtime_of(record.versions), **row}
 
 
-def record_of(row: Any, prior: bool = False) -> Record:
-    """Raises StoreError for a row that something else than this package wrote or damaged."""
+def record_of(row: Any, runtime: str | None = None) -> Record:
+    """The record of a row, `prior` if it was measured under another runtime than asked for.
+
+    Raises StoreError for a row that something else than this package wrote or damaged.
+    """
     values = {name: getattr(row, name) for name in FIELDS}
     for name in JSON_FIELDS:
         if values[name] is not None:
             values[name] = _decoded(values[name])
-    if problem := misfit(values):
+    problem = misfit(values)
+    if not isinstance(row.runtime, str):
+        problem = f"runtime={row.runtime!r} should be str"
+    if problem:
         raise StoreError(
             f"the row {row.id} ({row.implementation} on {row.workload}) is damaged: {problem}; "
             f"delete it in the store's database: DELETE FROM records WHERE id = '{row.id}'"
         )
+    prior = runtime is not None and not same_runtime(row.runtime, runtime)
     return Record(**values, prior=prior)
 
 

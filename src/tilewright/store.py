@@ -73,8 +73,7 @@ class Winners(Mapping[Key, Record]):
         self._rows, self._runtime = rows, runtime
 
     def __getitem__(self, key: Key) -> Record:
-        row = self._rows[key]
-        return record_of(row, prior=not same_runtime(row.runtime, self._runtime))
+        return record_of(self._rows[key], self._runtime)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._rows)
@@ -240,7 +239,7 @@ class Store:
     ) -> Record | None:
         """The winner for a workload on a device by the rule above, or None without a duel."""
         found = self._select(_dueled(device).where(RECORDS.c.workload == workload))
-        rows = [row for row in found if program_of(row.versions) == program]
+        rows = [row for row in found if program_of(str(row.versions)) == program]
         runtime = runtime_of(versions)
         return next(iter(Winners(_winners(rows, runtime), runtime).values()), None)
 
@@ -378,7 +377,7 @@ def _winners(rows: Sequence[Any], runtime: str) -> dict[Key, Any]:
 
 
 def _comparable(row: Any) -> bool:
-    texts = row.op, row.workload, row.created, row.versions
+    texts = row.op, row.workload, row.created, row.versions, row.runtime
     return isinstance(row.median_us, float) and all(isinstance(text, str) for text in texts)
 
 
@@ -390,7 +389,7 @@ def _superseded(connection: sa.Connection) -> list[str]:
     rows = sa.select(RECORDS.c.id, RECORDS.c.versions, *alike).order_by(*later_first)
     seen, superseded = set(), []
     for id_, versions, *values in connection.execute(rows):
-        one = program_of(versions), *values
+        one = program_of(str(versions)), *values
         if one in seen:
             superseded.append(id_)
         seen.add(one)

@@ -102,7 +102,9 @@ def _import(ctx: click.Context, param: click.Parameter, sources: Sequence[str]) 
         from tilewright.registry import import_source
 
         before = set(OPS)
-        if import_source(source) and set(OPS) == before:
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result
+            new = import_source(source)
+        if new and set(OPS) == before:
             raise InvalidArgument(
                 f"{source} fuses no function: decorate one with @tw.fuse at its top level, not "
                 'below `if __name__ == "__main__"`'
@@ -332,7 +334,6 @@ _STDOUT = f"{__name__}.stdout"
 json_option = click.option(
     "--json",
     "json_target",
-    is_eager=True,  # --import prints, too
     is_flag=False,
     flag_value="-",
     metavar="[FILE]",
@@ -410,7 +411,9 @@ def write_json(content: Any, target: str) -> None:
     text = json.dumps(_finite(content), indent=1, allow_nan=False)
     if target == "-":
         command = click.get_current_context(silent=True)
-        click.echo(text, file=command.meta.get(_STDOUT) if command else None)
+        out = command.meta[_STDOUT] if command and _STDOUT in command.meta else sys.stdout
+        if out is not None:  # whoever started it closed it
+            click.echo(text, file=out)
         return
     path = Path(target)
     try:

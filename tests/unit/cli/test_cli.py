@@ -311,12 +311,19 @@ def test_a_file_that_cannot_be_written_costs_no_table(monkeypatch, capsys, tmp_p
     assert "No space left on device" in shown.err
 
 
-def test_a_closed_standard_output_is_no_traceback():
-    command = [sys.executable, "-m", "tilewright.cli", "records", "list"]
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_closed_standard_output_is_no_traceback(more):
+    command = [sys.executable, "-m", "tilewright.cli", "records", "list", *more]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_is_on_standard_output_whatever_else_is_asked_for(capsys):
+    assert cli.main(["list", "--json", "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.startswith("Usage: tilewright list"), err) == (True, "")
 
 
 def test_what_a_function_prints_is_not_among_the_json(tmp_path, capsys, forgets_functions):

@@ -50,6 +50,7 @@ def refused(function, *tensors, match):
         lambda x, m: x * torch.add(m, m, alpha=0.5),
         lambda x, m: x * torch.dot(m[0], m[1]),
         lambda x, m: x * torch.inner(m[0], m[1]),
+        lambda x, m: x * torch.vdot(m[0], m[1]),
     ],
 )
 def test_steps_that_pytorch_has_not_for_booleans_are_refused(function):
@@ -362,11 +363,12 @@ def test_it_is_said_what_kernels_have_not(function, told):
         lambda x: F.binary_cross_entropy(x.clamp(0, 1), x.clamp(0, 1)),
         lambda x: F.batch_norm(x.reshape(2, 3), x[:3], x[:3]),
         lambda x: F.prelu(-x, x[:1]),
+        lambda x: F.soft_margin_loss(x, x),
     ],
 )
 def test_steps_that_pytorch_has_not_for_whole_numbers_are_refused(function):
     whole = torch.arange(6)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(RuntimeError):
         function(whole)
     refused(function, whole, match=r"PyTorch has no .* of torch.int64; cast it first: \.float\(\)")
 
@@ -425,7 +427,9 @@ NARROW, WIDE = torch.rand(4, 6), torch.rand(4, 6, dtype=torch.float64)
         lambda x, y: F.batch_norm(x, None, None, y[0], training=True),
         lambda x, y: F.binary_cross_entropy(x, y),
         lambda x, y: F.cross_entropy(x, torch.zeros(4, dtype=torch.long), y[0]),
+        lambda x, y: F.cross_entropy(x[..., None], torch.zeros(4, 1, dtype=torch.long), y[0]),
         lambda x, y: torch.heaviside(x, y),
+        lambda x, y: x.clone().heaviside_(y),
     ],
 )
 @pytest.mark.parametrize(("x", "y"), [(NARROW, WIDE), (NARROW, NARROW.half())])
@@ -445,12 +449,33 @@ def test_losses_whose_dtype_pytorch_takes_from_the_first_are_refused(function, x
 
 
 @runs
-def test_norms_of_halves_take_parameters_of_fp32():
-    def norm(x, w):
-        return F.layer_norm(x, (6,), w)
+@pytest.mark.parametrize(
+    ("function", "x", "y"),
+    [
+        (lambda x, y: F.layer_norm(x, (6,), y[0]), NARROW.bfloat16(), NARROW),
+        (lambda x, y: F.huber_loss(x, y), NARROW, NARROW.half()),
+        (lambda x, y: F.soft_margin_loss(x, y), WIDE, NARROW),
+        (lambda x, y: F.binary_cross_entropy(x, x, y), NARROW, NARROW.half()),
+        (lambda x, y: torch.add(y, 2.5, alpha=1.5) * x, NARROW, torch.ones(4, 6).long()),
+    ],
+)
+def test_what_pytorch_takes_of_several_dtypes_is_taken(function, x, y):
+    torch.testing.assert_close(tw.fuse(function, name="refused")(x, y), function(x, y))
 
-    x, w = NARROW.bfloat16(), NARROW[0]
-    torch.testing.assert_close(tw.fuse(norm, name="refused")(x, w), norm(x, w))
+
+@pytest.mark.parametrize(
+    ("w", "b"), [(NARROW.half(), NARROW), (NARROW, NARROW.half()), (WIDE, WIDE)]
+)
+def test_parameters_of_norms_of_halves_are_all_fp32_or_all_halves(w, b):
+    norm = lambda x, w, b: F.layer_norm(x, (6,), w[0], b[0])  # noqa: E731
+    with pytest.raises(RuntimeError):
+        norm(NARROW.half(), w, b)
+    refused(norm, NARROW.half(), w, b, match=r"native_layer_norm is of one dtype: cast torch.flo")
+
+
+def test_a_norm_of_doubles_takes_no_parameters_of_fp32():
+    norm = lambda x, w: F.layer_norm(x, (6,), w[0])  # noqa: E731
+    refused(norm, WIDE, NARROW, match=r"is of one dtype: cast torch.float32 by \.to\(torch.float64")
 
 
 @runs

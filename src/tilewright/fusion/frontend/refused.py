@@ -34,14 +34,15 @@ _OF_FLOATS = {
 """Fake tensors take these of whole numbers alone, too."""
 _OF_WHOLE = {"bitwise_and", "bitwise_or", "bitwise_xor"}
 """And these of floats."""
-_NORMS = {"native_layer_norm", "native_group_norm", "native_batch_norm"}
-"""Of halves with parameters of fp32, too."""
+_NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm")
 _OF_ONE_DTYPE = {
-    *("huber_loss", "soft_margin_loss", "binary_cross_entropy", "nll_loss_forward", "heaviside"),
-    *_NORMS,
+    **dict.fromkeys(("huber_loss", "soft_margin_loss"), 1),
+    **dict.fromkeys(("binary_cross_entropy", "heaviside"), 2),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), 3),
+    **dict.fromkeys(_NORMS, 5),
 }
-"""Of floats of several dtypes fake tensors promote these. PyTorch's kernels refuse them, or give
-the first one's."""
+"""How many arguments PyTorch's kernels want of one floating dtype, which is the result's whatever
+the others are. Fake tensors promote them."""
 _SOFTMAXES = {"_softmax", "_log_softmax"}
 """Of a dim out of range fake tensors take them."""
 _DIFFERENCES = {"sub", "rsub"}
@@ -74,7 +75,7 @@ class Refusing(TorchDispatchMode):
                     f"PyTorch has no {of_floats.pop()} of {args[0].dtype}; cast it first: .float()"
                 )
             if step in _OF_ONE_DTYPE:
-                _check_one_dtype(step, tensors)
+                _check_one_dtype(step, args)
             if name in _SOFTMAXES:
                 canonicalize_dim(args[0].dim(), args[1])
             if name == "logsumexp":
@@ -130,12 +131,17 @@ def _check_arithmetic(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         raise RuntimeError("a product with numbers is none of booleans; multiply out of place")
 
 
-def _check_one_dtype(step: str, tensors: Sequence[Tensor]) -> None:
-    first, *others = [t.dtype for t in tensors if t.is_floating_point()] or [torch.float32]
-    if step in _NORMS and first.itemsize == 2:
-        others = [d for d in others if d != torch.float32]
-    if unlike := [d for d in others if d != first]:
-        raise RuntimeError(f"{step} is of one dtype: cast {unlike[0]} by .to({first})")
+def _check_one_dtype(step: str, args: Sequence[Any]) -> None:
+    first, *others = [a for a in args if isinstance(a, Tensor)]
+    parameters = {t.dtype for t in others if t.is_floating_point()}
+    if step in _NORMS and first.dtype.itemsize == 2 and parameters == {torch.float32}:
+        return
+    for i, t in enumerate(args):
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            continue
+        one = t.dtype if i < _OF_ONE_DTYPE[step] else torch.result_type(first, t)
+        if one != first.dtype:
+            raise RuntimeError(f"{step} is of one dtype: cast {t.dtype} by .to({first.dtype})")
 
 
 def _check_logsumexp(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> None:
