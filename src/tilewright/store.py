@@ -355,14 +355,13 @@ def _dueled(device: str) -> sa.Select[Any]:
 def _winners(rows: Sequence[Any], runtime: str) -> dict[Key, Any]:
     """The rule of this module's docstring, over rows of duels whose status is "ok"; then, under
     keys of their own, the damaged ones that it cannot compare."""
-    damaged = {(str(r.op), str(r.workload), r.id): r for r in rows if not _comparable(r)}
-    rows = [row for row in rows if _comparable(row)]
+    sound = [row for row in rows if _comparable(row)]
     ended: dict[tuple[str, str | None], str] = {}
-    for row in rows:
+    for row in sound:
         duel = row.workload, row.duel
         ended[duel] = max(ended.get(duel, ""), row.created)
     chosen: dict[Key, tuple[Any, Any]] = {}
-    for row in rows:
+    for row in sound:
         # The id last: equal medians are decided alike on every machine.
         merit = (
             same_runtime(row.runtime, runtime),
@@ -373,7 +372,10 @@ def _winners(rows: Sequence[Any], runtime: str) -> dict[Key, Any]:
         key = row.op, row.workload, program_of(row.versions)
         if key not in chosen or merit > chosen[key][0]:
             chosen[key] = merit, row
-    return {**{key: row for key, (_, row) in chosen.items()}, **damaged}
+    winners = {key: row for key, (_, row) in chosen.items()}
+    if len(sound) < len(rows):
+        winners |= {(str(r.op), str(r.workload), r.id): r for r in rows if not _comparable(r)}
+    return winners
 
 
 def _comparable(row: Any) -> bool:

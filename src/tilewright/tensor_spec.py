@@ -29,7 +29,7 @@ ADDRESSABLE_BYTES = 2**57
 """No machine addresses more; PyTorch's int64 sizes hold what references make of so much, too."""
 
 MAX_RANK = 64
-"""Of what PyTorch makes; its kernels index no more dims."""
+"""More dims PyTorch's kernels do not take."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TensorSpec:
         """
         if len(shape) > MAX_RANK:
             raise InvalidArgument(
-                f"{dtype} of {len(shape)} dims: PyTorch's tensors have {MAX_RANK} at most"
+                f"{dtype} of {len(shape)} dims: PyTorch's kernels take {MAX_RANK} at most"
             )
         spec = cls(dtype, shape, strides, align)
         sizes = [max(n, 1) for n in shape]

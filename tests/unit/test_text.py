@@ -284,5 +284,5 @@ def test_more_dims_than_pytorchs_kernels_take_are_refused_where_they_are_written
         return Workload.parse(f"softmax(x=f32[{','.join(['1'] * rank)}])")
 
     assert of_rank(64).main.rank == 64
-    with pytest.raises(InvalidArgument, match="x: f32 of 65 dims: PyTorch's tensors have 64 at"):
+    with pytest.raises(InvalidArgument, match="x: f32 of 65 dims: PyTorch's kernels take 64 at"):
         of_rank(65)

@@ -300,6 +300,12 @@ def test_output_that_cannot_be_written_costs_no_file(args, tmp_path):
     assert json.loads(path.read_text()) is not None
 
 
+def test_json_alone_shows_no_table_anywhere(capsys):
+    assert cli.main(["list", "strategies", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert ("strategies" in json.loads(out), err) == (True, "")
+
+
 def test_a_file_that_cannot_be_written_costs_no_table(monkeypatch, capsys, tmp_path):
     def full(path, text):
         raise OSError(28, "No space left on device")

@@ -160,6 +160,13 @@ def test_values_that_no_config_has_are_refused_before_anything_is_measured(w, ru
     assert store.query() == []
 
 
+def test_what_has_no_such_knob_does_not_count_as_having_such_a_config(w, runner, store):
+    with pytest.raises(
+        InvalidArgument, match=r"no config of fused .* has rows=99; rows is one of "
+    ):
+        tune([w], runner=runner, store=store, params={"rows": (99,)}, baselines=())
+
+
 class Interrupts(Progress):
     def __init__(self, name: str):
         self.name = name

@@ -35,6 +35,7 @@ _OF_FLOATS = {
 _OF_WHOLE = {"bitwise_and", "bitwise_or", "bitwise_xor"}
 """And these of floats."""
 _NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm")
+"""The parameters of halves may all be fp32."""
 _OF_ONE_DTYPE = {
     **dict.fromkeys(("huber_loss", "soft_margin_loss"), 1),
     **dict.fromkeys(("binary_cross_entropy", "heaviside"), 2),
