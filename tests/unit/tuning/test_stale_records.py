@@ -161,10 +161,11 @@ def test_values_that_no_config_has_are_refused_before_anything_is_measured(w, ru
 
 
 def test_what_has_no_such_knob_does_not_count_as_having_such_a_config(w, runner, store):
+    options = {"budget_s": None, "budget_configs": 1, "implementations": ("fused", *FAKES)}
     with pytest.raises(
         InvalidArgument, match=r"no config of fused .* has rows=99; rows is one of "
     ):
-        tune([w], runner=runner, store=store, params={"rows": (99,)}, baselines=())
+        quick(w, runner, store, params={"rows": (99,)}, **options)
 
 
 class Interrupts(Progress):
